@@ -44,9 +44,9 @@ constexpr TrainingRecipe kFineTuneRecipe = {"adamw", "flat-cosine", 1, 100, 5, 0
 
 // The flags of ./train. Each hyper-parameter is one declaration: member, flag, default and help text.
 struct Config : Flags {
-  std::string data = flag(data, "Data", "data", "shapes", "DIR|FILE|shapes",
-                          "COCO, VOC or YOLO folder; JSON, YAML or .lmdb file; A,B = several; shapes = drawn",
-                          marked(kOfMachine));
+  std::string data =
+      flag(data, "Data", "data", "shapes", "DIR|FILE|shapes",
+           "COCO, VOC or YOLO folder; JSON, YAML or .lmdb file; shapes = drawn", marked(kOfMachine));
   std::string split = flag(split, "Data", "split", "", "NAME", "split to evaluate on [val]");
   std::string images =
       flag(images, "Data", "images", "", "DIR",
@@ -55,11 +55,6 @@ struct Config : Flags {
       flag(val_fraction, "Data", "val-fraction", 0.0, "X",
            "hold out this fraction of the images for evaluation, if the data has one split; 0 = off",
            between(0, 0.9));
-  std::string class_map = flag(class_map, "Data", "class-map", "", "OLD=NEW,...",
-                               "rename classes; several classes may get one name");
-  std::string ignore_class =
-      flag(ignore_class, "Data", "ignore-class", "", "NAME,...",
-           "objects of these classes are regions that teach neither objects nor background");
   int workers = flag_auto(workers, "Data", "workers", 0, "N|auto",
                           "threads that load and augment images, per rank; auto = cores / ranks",
                           between(0, 256) | kOfMachine);
@@ -161,6 +156,8 @@ struct Config : Flags {
   double conf =
       flag(conf, "Output", "conf", 0.01, "P", "minimum score of a detection in evaluation", between(0, 1));
   double nms = flag(nms, "Output", "nms", 0.65, "IOU", "NMS IoU threshold in evaluation", between(1e-6, 1));
+  bool dry_run = flag(dry_run, "Output", "dry-run", false, "",
+                      "check the data, print data, plan and problems, and stop", marked(kOfCall));
   bool profile = flag(profile, "Output", "profile", false, "",
                       "profile 10 steps of one size, write trace.json, and stop", marked(kOfCall));
   bool debug = flag(debug, "Output", "debug", false, "",
@@ -211,6 +208,7 @@ inline void check_config(const Config& c) {
   if (!c.size.empty() || c.was_given("size")) parse_size(c.size);
   usage_check(c.bs == 0 || c.accum <= c.bs, "--accum must be at most the batch size (--bs ", c.bs, "), got ",
               c.accum);
+  combination_check(c.bs > 0 || !c.dry_run, "--dry-run needs a number for --bs, because auto tries steps");
   const bool with_dtr = dtr_bytes(c) > 0;
   for (const auto& [other, given] : {std::pair("--dtr", with_dtr),
                                      {"--debug", c.debug},

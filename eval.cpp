@@ -23,17 +23,14 @@
 using namespace yolox;
 
 struct Config : Flags {
-  std::string data =
-      flag(data, "Model and data", "data", "", "DIR|FILE|shapes",
-           "COCO, VOC or YOLO folder; JSON, YAML or .lmdb file; A,B = several; shapes = drawn");
+  std::string data = flag(data, "Model and data", "data", "", "DIR|FILE|shapes",
+                          "COCO, VOC or YOLO folder; JSON, YAML or .lmdb file; shapes = drawn");
   std::string split = flag(split, "Model and data", "split", "", "NAME", "split to evaluate on [val]");
   std::string images = flag(images, "Model and data", "images", "", "DIR",
                             "folder of the images of a COCO JSON file [the usual folders]");
   double val_fraction =
       flag(val_fraction, "Model and data", "val-fraction", 0.0, "X",
            "evaluate the images that ./train --val-fraction X has held out; 0 = off", between(0, 0.9));
-  std::string class_map = flag(class_map, "Model and data", "class-map", "", "OLD=NEW,...",
-                               "rename classes of the data, as in training");
   std::string weights =
       flag(weights, "Model and data", "weights", "", "FILE",
            "checkpoint (ours or official), or name of a model that weights/get has downloaded");
@@ -129,17 +126,13 @@ static void check_flags(const Config& config) {
     usage_check(config.data.empty() && config.weights.empty(),
                 "--gt and --dt cannot be combined with --data and --weights");
     for (const char* name :
-         {"split", "images", "val-fraction", "class-map", "model", "size", "conf", "nms", "hard-negatives",
-          "bs", "workers", "preproc", "device", "fuse", "speed", "seed", "save-dt"})
+         {"split", "images", "val-fraction", "model", "size", "conf", "nms", "hard-negatives", "bs",
+          "workers", "preproc", "device", "fuse", "speed", "seed", "save-dt"})
       usage_check(!config.was_given(name), "--", name, " is for --data and --weights");
     return;
   }
   combination_check(!config.data.empty(), "--data is needed, or --gt and --dt");
   config.check_values();
-  const bool several = data_sets(config.data).size() > 1;
-  usage_check(
-      !several || config.save_dt.empty(),
-      "--save-dt is for one data set, because the images of several get new ids; evaluate one at a time");
   usage_check(config.hard_negatives.empty() || (config.data != "shapes" && !is_packed(config.data)),
               "--hard-negatives is for image files, not for --data ", config.data);
   if (!config.size.empty() || config.was_given("size")) parse_size(config.size);
@@ -236,8 +229,9 @@ static void evaluate_model(const Config& config) {
   auto loaded = load_model(config.weights, config.model, config.preproc, settings.device, config.ema);
   if (!loaded.report.empty()) std::cout << printable(loaded.report, /*keep_newlines=*/true) << "\n";
   if (config.fuse) fuse_batch_norms(*loaded.model);
-  Dataset data = load_val(config.data, config.split, config.seed, "runs/.checks", config.images,
-                          loaded.info.classes, config.val_fraction, {config.class_map});
+  const DataOptions options{config.data,   config.split,          config.val_fraction,
+                            config.images, uint64_t(config.seed), "runs/.checks"};
+  Dataset data = load_splits(options, /*with_train=*/false, loaded.info.classes.size()).val;
   std::set<int64_t> labelled;  // also with classes that the model does not know
   for (const CocoAnnotation& a : data.truth.annotations) labelled.insert(a.image_id);
   const std::vector<std::string> own_classes = data.classes;
@@ -282,9 +276,7 @@ static void evaluate_model(const Config& config) {
     std::cout << "\n";
   }
   const fs::path folder = fs::path(config.data).lexically_normal();
-  const std::string name = data_sets(config.data).size() > 1 ? config.data
-                           : folder.has_filename()           ? folder.filename().string()
-                                                             : folder.parent_path().filename().string();
+  const std::string name = (folder.has_filename() ? folder : folder.parent_path()).filename().string();
   if (config.speed) print_speed(e.times, int64_t(data.records.size()));
   report(
       e.result, e.truth, e.detections, &data, concat(loaded.info.model, " on ", name),

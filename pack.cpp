@@ -41,7 +41,7 @@ static void pack(int argc, char** argv) {
   usage_check(fs::path(config.out).extension() == ".lmdb", "--out must end in .lmdb, got '", config.out, "'");
   check(!fs::is_directory(config.out), "--out ", config.out, " is a folder");
   config.check_values();
-  const Splits splits = load_splits(config.data, config.split, 0, "", config.images, config.val_fraction);
+  const Splits splits = load_splits({config.data, config.split, config.val_fraction, config.images});
   std::map<std::string, const Dataset*> parts{{"train", &splits.train}};
   if (!splits.same) parts["val"] = &splits.val;
 

@@ -184,9 +184,10 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
   fill_in(config, bool(saved));
   check_config(config);
   const RankInfo rank_info = rank_info_from_environment();
-  if (const auto ranks = ranks_to_launch(config, config, rank_info, bool(saved))) {
+  const auto launched = ranks_to_launch(config, config, rank_info, bool(saved));
+  if (launched && !config.dry_run) {
     saved.file = {};  // 1.6 GB for yolox-x
-    return launch(*ranks, argc, argv);
+    return launch(*launched, argc, argv);
   }
   const torch::Device device = prepare_process(config, rank_info);
   check_memory_for_batches(config);
@@ -204,6 +205,8 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
   Dtr dtr(dtr_settings(dtr_bytes(config), device, rank_info.local_world));  // counts allocations from here on
   WeightsInfo info;
   YOLOX model = new_model(config, saved, data.train, device, info, saved.notes);
+  const ImageSize base{int(info.height), int(info.width)};
+  if (config.dry_run) return dry_run(config, data, model, base, device, saved.notes, ranks);
   Training t = new_training(config, model, device);
   StepSettings step = step_settings(config, info, data.train, t, device);
 
@@ -212,7 +215,6 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
   run.cache_images(data.train);
 
   // ---- batch size, plan, resume
-  const ImageSize base{int(info.height), int(info.width)};
   const auto compute = [&](const Input& input, int64_t parts) {
     compute_gradients(model, input, parts, t.optimizer, t.scaler, step);
   };

@@ -40,7 +40,7 @@ int main(int argc, char** argv) {
   const double seconds = std::atof(argv[5]);
   const cv::Size size(side, side);
   const AugmentConfig config;
-  Dataset data = load_splits(argv[1], "", 0, "").train;
+  Dataset data = load_splits({argv[1]}).train;
   const size_t n = data.records.size();
   const std::string cache = argc > 6 ? argv[6] : "none";
   if (cache != "none") {

@@ -17,12 +17,12 @@
 
 #include "base/printable.hpp"
 #include "base/program.hpp"
+#include "base/threads.hpp"
 #include "coco_eval.hpp"
 #include "data.hpp"
 #include "data/multiscale.hpp"
 #include "data/store.hpp"
 #include "formats.hpp"
-#include "tools/doubles.hpp"
 
 using namespace yolox;
 
@@ -58,7 +58,7 @@ struct CocoFile : CocoDataset {
 
 std::vector<double> numbers(const Box& b) { return {b.x1, b.y1, b.x2, b.y2, double(b.cls)}; }
 
-Dataset dataset(const std::string& json) { return load_dataset(read_sources(json).train, ""); }
+Dataset dataset(const std::string& json) { return load_dataset(read_sources({json}).train, ""); }
 
 // Returns all batches of a loader, in order.
 std::vector<Batch> batches(const Loader::Make& make, int64_t first, int64_t end, int batch, cv::Size size,
@@ -246,7 +246,7 @@ TEST_CASE("data: classes of the evaluated split are those of the training split,
     }
     write_coco(dir / ("annotations/" + split + ".json"), coco);
   };
-  const auto splits = [&] { return load_splits(dir.path.string(), "", 0, ""); };
+  const auto splits = [&] { return load_splits({dir.path.string()}); };
   write("train", {"a", "b", "c", "d"}, 1);
   write("val", {"d", "x", "b"}, 2);  // another order, others are missing, and one is unknown
   const Dataset val = splits().val;
@@ -275,162 +275,13 @@ TEST_CASE("data: classes of the evaluated split are those of the training split,
   CHECK_MESSAGE(has(refused, "has other classes (x, y) than a, b, c, d"), refused);
 }
 
-// Writes a COCO set with an image and a box for each class.
-static void write_set(const TempDir& dir, const std::string& name, const std::string& split,
-                      const std::vector<std::string>& classes) {
-  CocoDataset coco;
-  for (size_t c = 0; c < classes.size(); ++c) {
-    const int64_t id = 100 + int64_t(c);
-    write_image(dir / concat(name, "/", split, "/", id, ".png"), 40, 30);
-    coco.images.push_back({id, concat(id, ".png"), 40, 30});
-    coco.categories.push_back({int64_t(c) + 1, classes[c]});
-    coco.annotations.push_back({1 + int64_t(c), id, int64_t(c) + 1, 1.0 + double(c), 2, 5, 5, 25, false});
-  }
-  fs::create_directories(dir / (name + "/annotations"));
-  write_coco(dir / concat(name, "/annotations/", split, ".json"), coco);
-}
-
-TEST_CASE("data: several data sets are one, with the classes of all; those with one split are trained on") {
-  TempDir dir;
-  write_set(dir, "a", "train", {"cat", "dog"});
-  write_set(dir, "a", "val", {"cat", "dog"});
-  write_set(dir, "b", "train", {"cow", "dog"});
-  const std::string both = concat(dir / "a", ",", dir / "b");
-  const Splits splits = load_splits(both, "", 0, "");
-  const Dataset& train = splits.train;
-  CHECK_FALSE(splits.same);
-  CHECK(train.classes == std::vector<std::string>{"cat", "dog", "cow"});
-  REQUIRE(train.records.size() == 4);
-  std::set<int64_t> ids;
-  for (size_t i = 0; i < 4; ++i) {
-    const Record& r = train.records[i];
-    ids.insert(r.image_id);
-    CHECK(train.truth.images[i].id == r.image_id);
-    REQUIRE(r.boxes.size() == 1);
-    CHECK(train.truth.annotations[i].image_id == r.image_id);
-    CHECK(train.truth.annotations[i].category_id == train.truth.categories[size_t(r.boxes[0].cls)].id);
-    CHECK(read_image(train, i).size() == cv::Size(40, 30));
-  }
-  CHECK(ids.size() == 4);
-  CHECK(class_counts(train) == std::vector<int64_t>{1, 2, 1});
-  CHECK(has(train.records[2].file, "/b/train/"));
-  // b has no evaluation split. Its images are not evaluated, as nobody wants the training images to be.
-  CHECK(splits.val.records.size() == 2);
-  CHECK(splits.val.classes == train.classes);
-  CHECK(load_val(both, "", 0, "").records.size() == 2);
-  // A part of b is held out, and of a nothing more.
-  const Splits held = load_splits(both, "", 0, "", "", 0.5);
-  CHECK(held.train.records.size() == 3);
-  CHECK(held.val.records.size() == 3);
-  CHECK(load_val(both, "", 0, "", "", {}, 0.5).records.size() == 3);
-  // The first two files are a data set with two splits, the third is another one.
-  CHECK(load_splits(concat(dir / "a/annotations/train.json", ",", dir / "a/annotations/val.json", ",",
-                           dir / "b/annotations/train.json"),
-                    "", 0, "")
-            .val.records.size() == 2);
-  const Splits twice = load_splits(concat(dir / "b", ",", dir / "b"), "", 0, "");
-  CHECK(twice.same);
-  CHECK(has(twice.train.notes.at(0), "2 training images are in several data sets"));
-  // A file that is an evaluation split by its name is not trained on. A set without the wanted split is.
-  const Splits by_name = load_splits(concat(dir / "b", ",", dir / "a/annotations/val.json"), "", 0, "");
-  CHECK(by_name.train.records.size() == 2);
-  CHECK(by_name.val.records.size() == 2);
-  CHECK(has(by_name.val.notes.at(0), "val.json: by its name for evaluation, not for training"));
-  CHECK(load_val(concat(dir / "b", ",", dir / "a/annotations/val.json"), "train", 0, "").records.size() == 2);
-  CHECK(load_splits(both, "val", 0, "").train.records.size() == 4);
-  write_set(dir, "c", "test", {"cat"});
-  const Splits tested =
-      load_splits(concat(both, ",", dir / "a/annotations/val.json", ",", dir / "c"), "test", 0, "");
-  CHECK(tested.train.records.size() == 4);
-  CHECK(tested.val.records.size() == 1);
-  fs::remove_all(dir / "c");
-  CHECK(has(error_of([&] { load_splits(both, "test", 0, ""); }), "none has a split \"test\""));
-  CHECK(has(error_of([&] { load_splits(concat(dir / "a", ",", dir / "a"), "", 0, "", "", 0.2); }),
-            "--val-fraction is for data with one split"));
-  // Images that are evaluated, and trained on as images of another set.
-  CocoDataset more = read_coco(dir / "a/annotations/val.json");
-  for (auto& image : more.images) image.file_name = dir / ("a/val/" + image.file_name);
-  write_coco(dir / "more.json", more);
-  const Splits mixed = load_splits(concat(dir / "a", ",", dir / "more.json"), "", 0, "");
-  CHECK(has(mixed.val.notes.at(0), "2 of 2 images are training images, too"));
-  const Dataset val = load_val(concat(dir / "a", ",", dir / "more.json"), "", 0, "");
-  CHECK(val.records.at(0).image_id == 100);  // the ids of the file, because only one set is evaluated
-  // A list that is longer than the name of a file may be.
-  CHECK(has(error_of([&] { load_splits(std::string(200, 'x') + "," + std::string(200, 'y'), "", 0, ""); }),
-            "does not exist"));
-  CHECK(has(error_of([&] { load_splits(concat(dir / "a", ",shapes"), "", 0, ""); }),
-            "shapes cannot be one of several data sets"));
-  CHECK(
-      has(error_of([&] { load_splits(concat(dir / "a", ",", dir / "c"), "", 0, ""); }), "/c does not exist"));
-}
-
-TEST_CASE("data: --class-map renames and joins classes, --ignore-class makes regions of their objects") {
-  TempDir dir;
-  write_set(dir, "a", "train", {"car", "van", "dog", "crowd"});
-  write_set(dir, "a", "val", {"dog", "auto"});
-  const auto load = [&](const std::string& renamed, const std::string& ignored = "") {
-    return load_splits(dir / "a", "", 0, "", "", 0, {renamed, ignored});
-  };
-  const Splits splits = load("car=auto,van=auto", "crowd");
-  CHECK(splits.train.classes == std::vector<std::string>{"auto", "dog"});
-  CHECK(class_counts(splits.train) == std::vector<int64_t>{2, 1});
-  CHECK(splits.train.truth.annotations.size() == 3);
-  for (size_t i = 0; i < 3; ++i) CHECK(splits.train.ignored(i).empty());
-  CHECK(splits.train.boxes(3).empty());
-  REQUIRE(splits.train.ignored(3).size() == 1);
-  const Box region = splits.train.ignored(3)[0];
-  CHECK(region.cls == kIgnoredRegion);
-  CHECK(region.x1 == 4);
-  CHECK(splits.val.classes == splits.train.classes);
-  CHECK(class_counts(splits.val) == std::vector<int64_t>{1, 1});
-  CHECK(splits.val.problems->lines().empty());  // a class of another name is no problem
-  CHECK(class_counts(load("dog=car,car=dog").train) == std::vector<int64_t>{1, 1, 1, 1});
-  CHECK(load("dog=car,car=dog").train.classes == std::vector<std::string>{"dog", "van", "car", "crowd"});
-  // As for ./eval, whose data set may lack a class.
-  CHECK(load_val(dir / "a", "", 0, "", "", {}, 0, {"auto=car,van=car"}).classes ==
-        std::vector<std::string>{"dog", "car"});
-  CHECK(class_counts(load("auto=car").train) == std::vector<int64_t>{1, 1, 1, 1});  // only val has an auto
-  // Two labels of one object, which are one label afterwards.
-  CocoDataset twice = read_coco(dir / "a/annotations/train.json");
-  twice.annotations[1].image_id = twice.annotations[0].image_id;
-  twice.annotations[1].x = twice.annotations[0].x;
-  write_coco(dir / "a/annotations/train.json", twice);
-  CHECK(load("").train.boxes(0).size() == 2);
-  CHECK(load("van=car").train.boxes(0).size() == 1);
-  CHECK(load("van=car").train.truth.annotations.size() == 3);
-  CHECK(has(error_of([&] { load("cat=dog"); }), "--class-map: "));
-  CHECK(has(error_of([&] { load("cat=dog"); }), "has no class cat; it has car, van, dog, crowd"));
-  CHECK(has(error_of([&] { load("car"); }), "--class-map car is not OLD=NEW"));
-  CHECK(has(error_of([&] { load("", "bus"); }), "--ignore-class: "));
-  CHECK(has(error_of([&] { load("", "car,van,dog,crowd"); }), "--ignore-class leaves no class"));
-}
-
-TEST_CASE("data: images are found again after scaling, compression and brightening; flat images are not") {
-  const auto scene = [](int i) { return draw_shapes(7, 0, i).image; };
-  std::vector<Fingerprint> images;
-  const auto add = [&](const Image& image, uint64_t bytes) { images.push_back({bytes, look_of(image)}); };
-  for (int i = 0; i < 40; ++i) add(scene(i), uint64_t(i) + 1);
-  CHECK(similar_images(images).empty());
-  Image half, brighter;
-  cv::resize(scene(3), half, {}, 0.5, 0.5, cv::INTER_AREA);
-  add(half, 100);
-  scene(5).convertTo(brighter, -1, 0.9, 20);
-  std::vector<uchar> jpeg;
-  REQUIRE(cv::imencode(".jpg", brighter, jpeg, {cv::IMWRITE_JPEG_QUALITY, 60}));
-  add(cv::imdecode(jpeg, cv::IMREAD_COLOR), 101);
-  add(scene(8), 9);  // the same file
-  for (int i = 0; i < 2; ++i) add(Image({64, 48}, uchar(100 + i)), uint64_t(110 + i));
-  CHECK(similar_images(images) == std::vector<Pair>{{3, 40}, {5, 41}});
-  CHECK(equal_images(images) == std::vector<Pair>{{8, 42}});
-}
-
 TEST_CASE("data: data without a usable box is refused") {
   TempDir dir;
   write_text(dir / "annotations/val.json",
              R"({"images": [{"id": 1, "file_name": "a.png"}], "categories": [{"id": 1, "name": "b"}],
                  "annotations": []})");
   write_image(dir / "images/a.png", 40, 30);
-  const auto refused = [&] { return error_of([&] { load_splits(dir.path.string(), "", 0, ""); }); };
+  const auto refused = [&] { return error_of([&] { load_splits({dir.path.string()}); }); };
   CHECK(has(refused(), "no usable box"));
   write_text(dir / "annotations/val.json",
              R"({"images": [{"id": 1, "file_name": "a.png"}], "categories": [{"id": 1, "name": "b"}],
@@ -638,21 +489,21 @@ std::vector<Batch> training_batches(const Dataset& data, int threads = 2) {
 }  // namespace
 
 TEST_CASE("data: the same data in COCO, VOC and YOLO format gives the same batches") {
-  const Splits coco = load_splits(forms().dir / "coco", "", 0, "");
+  const Splits coco = load_splits({forms().dir / "coco"});
   CHECK(coco.train.problems->lines().empty());
   const auto want = training_batches(coco.train);
   for (const std::string form : {"coco/annotations/all.json", "voc", "yolo", "yolo/data.yaml"}) {
-    const Splits splits = load_splits(forms().dir / form, "", 0, "");
+    const Splits splits = load_splits({forms().dir / form});
     CHECK(splits.same);
     CHECK(has(splits.val.name, "warning: the training images; --val-fraction"));
     const auto warns = [](const Dataset& val) {
       return std::any_of(val.notes.begin(), val.notes.end(),
                          [](const auto& note) { return has(note, "images that ./train would train on"); });
     };
-    const Dataset val = load_val(forms().dir / form, "", 0, "");
+    const Dataset val = load_splits({forms().dir / form}, false).val;
     CHECK(val.records.size() == ThreeForms::kImages);
     CHECK(warns(val) == !has(form, "yolo"));  // its data.yaml names two splits, of which eval reads one
-    CHECK_FALSE(warns(load_val(forms().dir / form, "", 0, "", "", {}, 0.2)));
+    CHECK_FALSE(warns(load_splits({forms().dir / form, {}, 0.2}, false).val));
     CHECK_MESSAGE(splits.train.problems->lines().empty(), splits.train.problems->lines().front());
     CHECK(splits.train.classes == coco.train.classes);
     REQUIRE(splits.train.records.size() == coco.train.records.size());
@@ -670,7 +521,7 @@ PROGRAM_TEST(
     "data: a packed data set gives the same batches bit for bit; an incomplete one is refused and can be "
     "completed") {
   TempDir dir;
-  const Splits from_files = load_splits(forms().dir / "coco", "", 0, "");
+  const Splits from_files = load_splits({forms().dir / "coco"});
   const std::string file = dir / "packed\x1b[31m.lmdb";
   const std::string pack = concat("$YOLOX_PROGRAMS/pack --data ", forms().dir / "coco", " --out ", file,
                                   " > ", dir / "out.txt", " 2> ", dir / "err.txt");
@@ -679,21 +530,21 @@ PROGRAM_TEST(
   CHECK(std::system(cut_off.c_str()) != 0);
   CHECK(has(contents(dir / "err.txt"), "error: " + printable(file)));
   REQUIRE(fs::exists(file));
-  CHECK(has(error_of([&] { load_splits(file, "", 0, ""); }), "pack"));
+  CHECK(has(error_of([&] { load_splits({file}); }), "pack"));
   REQUIRE(std::system(pack.c_str()) == 0);
   REQUIRE(std::system(pack.c_str()) == 0);
   CHECK(contents(dir / "out.txt") == printable(file) + " is complete\n");
 
-  const Splits packed = load_splits(file, "", 0, "");
+  const Splits packed = load_splits({file});
   CHECK(packed.same);
   CHECK(packed.train.classes == from_files.train.classes);
   CHECK(same(training_batches(packed.train), training_batches(from_files.train)));
   const int64_t n = from_files.val.records.size();
-  CHECK(same(batches(evaluation_items(load_val(file, "", 0, "")), 0, n, 4, kInput, 2),
+  CHECK(same(batches(evaluation_items(load_splits({file}, false).val), 0, n, 4, kInput, 2),
              batches(evaluation_items(from_files.val), 0, n, 4, kInput, 2)));
-  CHECK(has(error_of([&] { load_val(file, "test", 0, ""); }), "only val can be evaluated"));
+  CHECK(has(error_of([&] { load_splits({file, "test"}, false); }), "only val can be evaluated"));
   write_text(dir / "other.lmdb", std::string(10000, 'x'));
-  CHECK(has(error_of([&] { load_splits(dir / "other.lmdb", "", 0, ""); }), "other.lmdb"));
+  CHECK(has(error_of([&] { load_splits({dir / "other.lmdb"}); }), "other.lmdb"));
 }
 
 PROGRAM_TEST(
@@ -733,7 +584,7 @@ PROGRAM_TEST(
     refused("is being written by another ./pack");
     close(lock);
   }
-  CHECK_HAS(error_of([&] { load_splits(file, "", 0, ""); }), "is incomplete; run the same ./pack command");
+  CHECK_HAS(error_of([&] { load_splits({file}); }), "is incomplete; run the same ./pack command");
   const std::string before = contents(file);
   label("a", 2);
   refused("holds other images or labels");
@@ -747,12 +598,12 @@ PROGRAM_TEST(
   REQUIRE(has(said, " of them were already packed"));
   CHECK(std::stoi(said.substr(there + 2)) >= 60);
   CHECK(std::stoi(said.substr(there + 2)) < 150);
-  const Dataset packed = load_splits(file, "", 0, "").train;
+  const Dataset packed = load_splits({file}).train;
   for (int i = 0; i < 150; ++i) CHECK(cv::norm(read_image(packed, i), pictures[i], cv::NORM_INF) == 0);
 
   const std::string whole = contents(file);
   write_text(file, whole.substr(0, whole.size() - 20000));
-  CHECK(has(error_of([&] { load_splits(file, "", 0, ""); }), "is cut off"));
+  CHECK(has(error_of([&] { load_splits({file}); }), "is cut off"));
   fs::remove(file);
   {
     PackedFile other(file, 1);
@@ -764,7 +615,7 @@ PROGRAM_TEST(
 
 TEST_CASE("data: cached images give the same boxes and similar pixels, bit-identical in RAM and on disk") {
   const TempDir dir;
-  const Splits files = load_splits(forms().dir / "coco", "", 0, "");
+  const Splits files = load_splits({forms().dir / "coco"});
   const auto want = training_batches(files.train);
   std::vector<std::vector<Batch>> got;
   for (const bool on_disk : {false, true}) {
@@ -814,7 +665,7 @@ PROGRAM_TEST(
               concat("$YOLOX_PROGRAMS/pack --data ", dir / "x.json", " --out ", file, " > ", dir / "out.txt")
                   .c_str()) == 0);
   CHECK_FALSE(fs::exists(file + ".train.problems.txt"));  // ./pack copies the bytes
-  check_replaced(load_splits(file, "", 0, "").train);
+  check_replaced(load_splits({file}).train);
 
   Dataset cached = dataset(dir / "x.json");
   const auto cache = std::make_shared<ImageCache>(cached, cv::Size(32, 32));
@@ -829,7 +680,7 @@ PROGRAM_TEST(
 SHARED_TEST("data: the two degenerate boxes of BCCD (Pascal VOC) are reported with file and line") {
   std::string all;
   for (const std::string split : {"val", "test"}) {
-    const Splits s = load_splits(shared("data/bccd"), split, 0, "");
+    const Splits s = load_splits({shared("data/bccd"), split});
     CHECK(s.train.records.size() == 205);
     CHECK(s.val.records.size() == (split == "val" ? 87 : 72));
     CHECK(s.train.classes == std::vector<std::string>{"Platelets", "RBC", "WBC"});

@@ -20,13 +20,13 @@ void put_all(const TempDir& dir, const Names& files) {
 // The evaluated split alone, as ./eval reads it.
 Source read_val_source(const std::string& data, const std::string& split = "", const std::string& images = "",
                        double val_fraction = 0) {
-  return read_sources(data, split, /*with_train=*/false, images, val_fraction).val;
+  return read_sources({data, split, val_fraction, images}, /*with_train=*/false).val;
 }
 
 // Returns the error message, or "". A message is one line, unless it lists paths or the text of a file.
 std::string error_of(const std::string& data, const std::string& split = "") {
   try {
-    read_sources(data, split);
+    read_sources({data, split});
   } catch (const std::runtime_error& error) {
     const std::string text = error.what();
     if (!has(text, "Looked for") && !has(text, "names:")) CHECK(!has(text, "\n"));
@@ -106,7 +106,7 @@ TEST_CASE("formats: COCO data sets are found in the common folder layouts") {
     write_text(dir / l.val_json, small_json("b.png"));
     put_all(dir, {l.train_image, l.val_image});
     for (const std::string end : {"", "/"}) {
-      const Sources s = read_sources(dir.path.string() + end);
+      const Sources s = read_sources({dir.path.string() + end});
       CHECK_FALSE(s.same);
       CHECK_FALSE(s.train.relative);
       CHECK(fs::equivalent(s.train.files.at(0), dir / l.train_image));
@@ -129,12 +129,12 @@ TEST_CASE("formats: of images with equal names, the one in the folder of the spl
   SUBCASE("by the first letters") { put_all(dir, {"train2017/1.jpg", "val2017/1.jpg"}); }
   SUBCASE("in images") { put_all(dir, {"images/training/1.jpg", "images/valid/1.jpg"}); }
   SUBCASE("one more level") { put_all(dir, {"train/images/1.jpg", "valid/images/1.jpg"}); }
-  const Sources s = read_sources(dir.path.string());
+  const Sources s = read_sources({dir.path.string()});
   CHECK(has(s.train.files.at(0), "train"));
   CHECK(has(s.val.files.at(0), "val"));
   write_text(dir / "annotations/my_dev.json", small_json("2.jpg"));
   put_all(dir, {"all/2.jpg", "dev/2.jpg"});
-  CHECK(below(dir, read_sources(dir / "annotations/my_dev.json").val.files) == Names{"dev/2.jpg"});
+  CHECK(below(dir, read_sources({dir / "annotations/my_dev.json"}).val.files) == Names{"dev/2.jpg"});
 }
 
 TEST_CASE("formats: --data accepts one COCO file, or one for training and one for validation") {
@@ -143,18 +143,18 @@ TEST_CASE("formats: --data accepts one COCO file, or one for training and one fo
   write_text(dir / "b/second.json", small_json("2.jpg"));
   put_all(dir, {"a/1.jpg", "b/2.jpg"});
   const std::string both = dir / "a/first.json" + "," + (dir / "b/second.json");
-  const Sources s = read_sources(both);
+  const Sources s = read_sources({both});
   CHECK(below(dir, {s.train.name, s.val.name}) == Names{"a/first.json", "b/second.json"});
   CHECK_FALSE(s.same);
   CHECK(read_val_source(both).name == s.val.name);
-  CHECK(read_sources(both, "train").same);
+  CHECK(read_sources({both, "train"}).same);
   CHECK(read_val_source(both, "train").name == s.train.name);
   CHECK_HAS(error_of(both, "test"), "no split \"test\"; it has train, val");
-  CHECK(read_sources(dir / "a/first.json" + "," + (dir / "a/first.json")).same);
+  CHECK(read_sources({dir / "a/first.json" + "," + (dir / "a/first.json")}).same);
   CHECK_HAS(error_of(dir / "a/first.json,nowhere.json"), "nowhere.json is no file");
   write_text(dir / "a/x,y.json", small_json("1.jpg"));
   for (const std::string& given : {dir / "b", dir / "b/second.json", dir / "a/x,y.json"}) {
-    const Sources one = read_sources(given);
+    const Sources one = read_sources({given});
     CHECK(one.same);
     CHECK(one.val.files == one.train.files);
     CHECK(one.val.coco.annotations.size() == 1);
@@ -169,7 +169,7 @@ TEST_CASE("formats: the COCO files of a folder are chosen by split; an ambiguous
     for (const auto& file : files) write_text(dir / file, small_json("1.jpg"));
   };
   const auto read = [&](const std::string& split = "") {
-    const Sources s = read_sources(dir.path.string(), split);
+    const Sources s = read_sources({dir.path.string(), split});
     return below(dir, {s.train.name, s.val.name});
   };
   put_json({"annotations/instances_train.json", "annotations/._instances_train.json", "x.json"});
@@ -191,7 +191,7 @@ TEST_CASE("formats: the COCO files of a folder are chosen by split; an ambiguous
   TempDir other;
   write_text(other / "1.jpg");
   write_text(other / "val.json", small_json("1.jpg"));
-  CHECK(read_sources(other.path.string()).same);
+  CHECK(read_sources({other.path.string()}).same);
   fs::rename(other / "val.json", other / "one.json");
   write_text(other / "two.json", small_json("1.jpg"));
   CHECK_HAS(error_of(other.path.string()), "several JSON files");
@@ -202,7 +202,7 @@ TEST_CASE("formats: the COCO files of a folder are chosen by split; an ambiguous
   write_text(people / "annotations/person_keypoints_train2017.json", small_json("1.jpg"));
   write_text(people / "annotations/person_keypoints_val2017.json", small_json("2.jpg"));
   put_all(people, {"images/1.jpg", "images/2.jpg"});
-  CHECK_FALSE(read_sources(people.path.string()).same);
+  CHECK_FALSE(read_sources({people.path.string()}).same);
 }
 
 TEST_CASE("formats: file_name in COCO files may be absolute or relative to several folders") {
@@ -222,7 +222,7 @@ TEST_CASE("formats: file_name in COCO files may be absolute or relative to sever
     if (has(name, "ABSOLUTE")) name.replace(0, 8, dir.path.string());
     write_text(dir / c.json, small_json(name));
     write_text(dir / c.image);
-    CHECK(fs::equivalent(read_sources(dir / c.json).train.files.at(0), dir / c.image));
+    CHECK(fs::equivalent(read_sources({dir / c.json}).train.files.at(0), dir / c.image));
   }
 }
 
@@ -258,7 +258,7 @@ TEST_CASE("formats: JSON files beside a COCO data set that are no COCO files are
       write_text(dir / concat(folder, "stats_train", i, ".json"), others[i]);
     write_text(dir / (folder + "train.json"), small_json("a.png"));
     write_text(dir / (folder + "val.json"), small_json("b.png"));
-    CHECK(below(dir, read_sources(dir.path.string()).val.files) == Names{"val/b.png"});
+    CHECK(below(dir, read_sources({dir.path.string()}).val.files) == Names{"val/b.png"});
   }
 }
 
@@ -269,7 +269,7 @@ TEST_CASE("formats: images of COCO are found by the end of a file_name that was 
     TempDir dir;
     write_text(dir / "annotations/train.json", small_json(name));
     put_all(dir, {"pictures/1/x.jpg", "pictures/2/x.jpg"});
-    const Source source = read_sources(dir.path.string()).train;
+    const Source source = read_sources({dir.path.string()}).train;
     CHECK(below(dir, source.files) == Names{"pictures/1/x.jpg"});
     REQUIRE(source.notes.size() == 1);
     CHECK_HAS(source.notes[0], "1 of 1 images were found under");
@@ -279,7 +279,7 @@ TEST_CASE("formats: images of COCO are found by the end of a file_name that was 
     fs::rename(dir / "pictures/1", dir / "pictures/3");
     CHECK_HAS(error_of(dir.path.string()), "none of its images was found");
     fs::remove(dir / "pictures/2/x.jpg");
-    CHECK(below(dir, read_sources(dir.path.string()).train.files) == Names{"pictures/3/x.jpg"});
+    CHECK(below(dir, read_sources({dir.path.string()}).train.files) == Names{"pictures/3/x.jpg"});
   }
 }
 
@@ -309,7 +309,7 @@ TEST_CASE("formats: Pascal VOC objects are read with class, box and line number"
   write_text(dir / "Annotations/sub/f.xml", voc("<size><width>1e12</width><height>-5</height></size>"));
   put_all(dir, {"JPEGImages/b.JPG", "JPEGImages/old name.jpg", "JPEGImages/a.PnG", "JPEGImages/other.jpg",
                 "JPEGImages/sub/f.webp"});
-  const Sources s = read_sources(dir.path.string());
+  const Sources s = read_sources({dir.path.string()});
   CHECK(s.same);
   const Source& source = s.train;
   CHECK(source.name == dir.path.string() + " (all)");
@@ -376,7 +376,7 @@ TEST_CASE("formats: Pascal VOC splits are read from ImageSets/Main; the classes 
                      cls + "  -1\r\n\r\na\r\n");
     }
     write_text(dir / "ImageSets/Main/cat_train.txt", "a -1\n");
-    const Sources s = read_sources(dir.path.string(), c.split);
+    const Sources s = read_sources({dir.path.string(), c.split});
     CHECK(s.train.name == concat(dir.path.string(), " (", c.train, ")"));
     CHECK(s.val.name == concat(dir.path.string(), " (", c.val, ")"));
     CHECK(s.same == (c.train == c.val));
@@ -396,8 +396,8 @@ TEST_CASE("formats: Pascal VOC splits are read from ImageSets/Main; the classes 
   put_voc(dir.path.string(), {"a b", "a"});
   write_text(dir / "ImageSets/Main/train.txt", "a b\n");
   write_text(dir / "ImageSets/Main/val.txt", "\n");  // an empty list is ignored
-  CHECK(below(dir, read_sources(dir.path.string()).train.files) == Names{"JPEGImages/a b.jpg"});
-  CHECK(read_sources(dir.path.string()).same);
+  CHECK(below(dir, read_sources({dir.path.string()}).train.files) == Names{"JPEGImages/a b.jpg"});
+  CHECK(read_sources({dir.path.string()}).same);
   CHECK_HAS(error_of(dir.path.string(), "test"), "no split \"test\"; it has train");
 }
 
@@ -425,7 +425,7 @@ TEST_CASE("formats: Pascal VOC data sets are found in the common folder layouts"
     write_text(dir / ("roboflow/" + split + "/a.rf.1.xml"), voc(object(split, corners("1", "2", "3", "4"))));
     write_text(dir / ("roboflow/" + split + "/a.rf.1.png"));
   }
-  const Sources s = read_sources(dir / "roboflow/");
+  const Sources s = read_sources({dir / "roboflow/"});
   CHECK(below(dir, s.train.files) == Names{"roboflow/train/a.rf.1.png"});
   CHECK(below(dir, s.val.files) == Names{"roboflow/valid/a.rf.1.png"});
   CHECK(names_of(s.val) == Names{"test", "train", "valid"});
@@ -520,7 +520,7 @@ TEST_CASE("formats: YOLO label lines are boxes or polygons") {
                  "0 0.4 0.9 0.2 0.3 0.6 0.1\n1.0 .1 .1 .2 .1 .2 .3 .1 .3",
                  "", "7 0.5 0.5 1 1\n-1 0.5 0.5 1 1\n0 40 50 -10 0\n"});
   write_text(dir / "images/d.jpg");
-  const Sources s = read_sources(dir.path.string());
+  const Sources s = read_sources({dir.path.string()});
   CHECK(s.same);
   const Source& source = s.val;
   CHECK(source.relative);
@@ -686,19 +686,20 @@ TEST_CASE("formats: YOLO label files without an image are reported") {
   for (const std::string name : {"train/a", "train/gone", "train/c", "val/b", "train/classes"})
     write_text(dir / ("labels/" + name + ".txt"), "0 0.5 0.5 1 1");
   write_text(dir / "data.yaml", "train: images/train\nval: images/val\nnames: [cat]");
-  const Sources both = read_sources(dir.path.string());
+  const Sources both = read_sources({dir.path.string()});
   CHECK(problems_of(both.train) == "label file without image: " + (dir / "labels/train/gone.txt") + "\n");
   CHECK(problems_of(both.val) == "");
   const fs::path before = fs::current_path();  // relative paths, too
   fs::current_path(dir.path);
-  CHECK(problems_of(read_sources("data.yaml").train) == "label file without image: labels/train/gone.txt\n");
+  CHECK(problems_of(read_sources({"data.yaml"}).train) ==
+        "label file without image: labels/train/gone.txt\n");
   fs::current_path(before);
   // A list names a part of the images of a folder: the others are no orphans.
   write_text(dir / "images/train/d.jpg");
   write_text(dir / "labels/train/d.txt", "0 0.5 0.5 1 1");
   write_text(dir / "list.txt", "images/train/a.jpg\n");
   write_text(dir / "data.yaml", "train: list.txt\nval: images/val\nnames: [cat]");
-  CHECK(problems_of(read_sources(dir.path.string()).train) ==
+  CHECK(problems_of(read_sources({dir.path.string()}).train) ==
         "label file without image: " + (dir / "labels/train/gone.txt") + "\n");
 }
 
@@ -713,7 +714,7 @@ TEST_CASE("formats: COCO images that are listed twice are put together; two name
   TempDir dir;
   put_all(dir, {"train/a.png", "train/b.png"});
   write_text(dir / "train.json", json("a.png", "a.png", 40));
-  const Source source = read_sources(dir.path.string()).train;
+  const Source source = read_sources({dir.path.string()}).train;
   CHECK(below(dir, source.files) == Names{"train/a.png", "train/b.png"});
   CHECK(source.coco.images.size() == 2);
   CHECK(source.coco.annotations.at(0).image_id == 1);
@@ -721,14 +722,14 @@ TEST_CASE("formats: COCO images that are listed twice are put together; two name
   REQUIRE(source.notes.size() == 1);
   CHECK_HAS(source.notes[0], "1 images repeat the file_name of another one, such as image 3");
   write_text(dir / "train.json", json("a.png", "a.png", 0));  // an unknown width
-  CHECK(read_sources(dir.path.string()).train.coco.images.at(0).width == 40);
+  CHECK(read_sources({dir.path.string()}).train.coco.images.at(0).width == 40);
   write_text(dir / "train.json", json("a.png", "a.png", 41));
   CHECK_HAS(error_of(dir.path.string()), "the images 1 (a.png, 40x30) and 3 (a.png, 41x30)");
   // A list that was appended to itself, with new ids.
   std::string twice = json("a.png", "a.png", 40);
   twice.replace(twice.find("[5, 6, 7, 8]"), 12, "[1, 2, 3, 4]");
   write_text(dir / "train.json", twice);
-  CHECK(read_sources(dir.path.string()).train.coco.annotations.size() == 1);
+  CHECK(read_sources({dir.path.string()}).train.coco.annotations.size() == 1);
   fs::create_directories(dir / "pictures/of");
   fs::rename(dir / "train", dir / "pictures/of/january");
   write_text(dir / "train.json", json("x/1/a.png", "x/2/a.png", 40));
@@ -818,7 +819,7 @@ TEST_CASE("formats: data.yaml: image paths may be absolute or relative to severa
     write_text(dir / "set/lists/other.txt", "e.jpg\n./f.jpg");
     write_text(dir / "set/lists/train.txt",
                "\xEF\xBB\xBF./d.jpg\r\n\r\nimages\\c\\1.jpg\r\nimages/lost.jpg\n./images/lost.jpg\n");
-    CHECK(below(dir, read_sources(dir / "set/data.yaml").train.files) == c.train);
+    CHECK(below(dir, read_sources({dir / "set/data.yaml"}).train.files) == c.train);
   }
   TempDir dir;
   write_text(dir / "data.yaml", "train: images\nval: ../v/images\nnames: [cat]");
@@ -849,7 +850,7 @@ TEST_CASE("formats: data.yaml: each split has a key") {
     }
     if (!has(c.keys, "test")) yaml += "test:  # optional\n";
     write_text(dir / "data.yaml", yaml);
-    const Sources s = read_sources(dir.path.string(), c.split);
+    const Sources s = read_sources({dir.path.string(), c.split});
     CHECK(fs::path(s.train.files.at(0)).stem() == c.train);
     CHECK(fs::path(s.val.files.at(0)).stem() == c.val);
     CHECK(s.same == (c.train == c.val));
@@ -990,7 +991,7 @@ TEST_CASE("formats: a YOLO folder without class names is answered with a data.ya
     CHECK_HAS(error, "write " + yaml + " with this text");
     REQUIRE(error.find(mark) != std::string::npos);
     write_text(yaml, error.substr(error.find(mark) + mark.size()));
-    const Sources s = read_sources(dir / set);
+    const Sources s = read_sources({dir / set});
     CHECK(names_of(s.train) == Names{"name of class 0", "name of class 1", "name of class 2"});
     CHECK(s.train.coco.annotations.size() == 1);
     CHECK(s.same == (set == "z"));
@@ -1000,7 +1001,7 @@ TEST_CASE("formats: a YOLO folder without class names is answered with a data.ya
                              : set == "y" ? "/train/labels/classes.txt"
                                           : "/labels/classes.txt")),
                "cat\nred dog\ncow\n\n");
-    CHECK(names_of(read_sources(dir / set).train) == Names{"cat", "red dog", "cow"});
+    CHECK(names_of(read_sources({dir / set}).train) == Names{"cat", "red dog", "cow"});
   }
   write_text(dir / "x/classes.txt", "cat\n\ndog\n");  // lines are class ids
   CHECK_HAS(error_of(dir / "x"), "classes.txt:2: empty line");
@@ -1016,13 +1017,13 @@ TEST_CASE("formats: labels of labelImg beside the images are read, as YOLO with 
     write_text(dir / file, "1 0.5 0.5 0.2 0.2\n");
   for (const std::string file : {"images/classes.txt", "split/train/classes.txt"})
     write_text(dir / file, "cat\ndog\n");
-  const Sources yolo = read_sources(dir / "images");
+  const Sources yolo = read_sources({dir / "images"});
   CHECK(yolo.same);
   CHECK(names_of(yolo.train) == Names{"cat", "dog"});
   CHECK(below(dir, yolo.train.files) == Names{"images/a.jpg", "images/b.PNG", "images/empty.jpg"});
   REQUIRE(yolo.train.coco.annotations.size() == 1);
   CHECK(yolo.train.where(0) == dir / "images/a.txt" + std::string(":1"));
-  const Sources split = read_sources(dir / "split");
+  const Sources split = read_sources({dir / "split"});
   CHECK(below(dir, split.train.files) == Names{"split/train/a.jpg"});
   CHECK(below(dir, split.val.files) == Names{"split/val/b.jpg"});
 
@@ -1030,7 +1031,7 @@ TEST_CASE("formats: labels of labelImg beside the images are read, as YOLO with 
     write_text(dir / ("voc/" + name + ".xml"), voc(object("cat", corners("1", "2", "3", "5"))));
   CHECK_HAS(error_of(dir / "voc"), "is no data set");  // XML files without images
   put_all(dir, {"voc/a.jpg", "voc/b.JPG"});
-  const Sources xml = read_sources(dir / "voc");
+  const Sources xml = read_sources({dir / "voc"});
   CHECK(xml.same);
   CHECK(names_of(xml.train) == Names{"cat"});
   CHECK(below(dir, xml.train.files) == Names{"voc/a.jpg", "voc/b.JPG"});
@@ -1048,9 +1049,9 @@ TEST_CASE("formats: a category without boxes that is the supercategory of all ot
                                             category + R"(, "bbox": [1, 2, 10, 12]}]})");
   };
   cv::imwrite(dir / "a.png", cv::Mat(20, 20, CV_8UC3));
-  const auto load = [&] { return load_splits(dir.path.string(), "", 0, ""); };
+  const auto load = [&] { return load_splits({dir.path.string()}); };
   const auto val = [&](const Names& classes) {
-    return load_val(dir.path.string(), "", 0, "", "", classes).classes;
+    return load_splits({dir.path.string()}, false, classes.size()).val.classes;
   };
   put("train", "1", "cells");
   put("val", "2", "cells");
@@ -1107,8 +1108,7 @@ TEST_CASE("formats: --val-fraction holds out images of a single split, the same 
     std::sort(names.begin(), names.end());
     return names;
   };
-  const Sources coco = read_sources(dir / "coco", "", true, "", 0.2),
-                yolo = read_sources(dir / "yolo", "", true, "", 0.2);
+  const Sources coco = read_sources({dir / "coco", {}, 0.2}), yolo = read_sources({dir / "yolo", {}, 0.2});
   for (const Sources* s : {&coco, &yolo}) {
     CHECK_FALSE(s->same);
     CHECK(s->train.name != s->val.name);
@@ -1126,9 +1126,9 @@ TEST_CASE("formats: --val-fraction holds out images of a single split, the same 
   CHECK(stems(read_val_source(dir / "yolo", "", "", 0.2)) == stems(yolo.val));
   for (size_t i = 0; i < yolo.val.files.size(); ++i)  // the label belongs to the image
     CHECK(yolo.val.where(i) == fs::path(yolo.val.files[i]).replace_extension(".txt").string() + ":2");
-  CHECK(read_sources(dir / "yolo", "", true, "", 0.001).val.files.size() == 1);
+  CHECK(read_sources({dir / "yolo", {}, 0.001}).val.files.size() == 1);
   const auto refused = [&](const std::string& data) {
-    return error_of([&] { load_splits(data, "", 0, "", "", 0.2); });
+    return error_of([&] { load_splits({data, {}, 0.2}); });
   };
   write_text(dir / "coco/val.json",
              R"({"categories": [{"id": 1}], "images": [)" + images + R"(], "annotations": []})");
@@ -1145,22 +1145,22 @@ TEST_CASE(
     write_text(dir / concat("labels/", name, ".txt"), "0 0.5 0.5 0.2 0.2\n");
   }
   write_text(dir / "data.yaml", "train: images\nval: images\nnames: [cat]\n");
-  const Sources same = read_sources(dir.path.string());
+  const Sources same = read_sources({dir.path.string()});
   CHECK(same.same);
   CHECK(same.val.notes.empty());
-  const Sources held = read_sources(dir.path.string(), "", true, "", 0.4);
+  const Sources held = read_sources({dir.path.string(), {}, 0.4});
   CHECK_FALSE(held.same);
   CHECK(held.train.files.size() == 2);
   CHECK(read_val_source(dir.path.string(), "", "", 0.4).files == held.val.files);
 
   write_text(dir / "some.txt", "images/b.jpg\nother/images/b.jpg\n");
   write_text(dir / "data.yaml", "train: images\nval: some.txt\nnames: [cat]\n");
-  const Sources some = read_sources(dir.path.string());
+  const Sources some = read_sources({dir.path.string()});
   CHECK_FALSE(some.same);
   REQUIRE(some.val.notes.size() == 2);  // and an image without a label file
   CHECK_HAS(some.val.notes[1], "1 of 2 images are training images, too");
   write_text(dir / "data.yaml", "train: images\nval: other/images\nnames: [cat]\n");
-  const Sources none = read_sources(dir.path.string());
+  const Sources none = read_sources({dir.path.string()});
   CHECK_FALSE(none.same);
   CHECK(none.val.notes.size() == 1);
 }
@@ -1174,11 +1174,11 @@ TEST_CASE("formats: --images names the folder of the images of COCO JSON files")
                     both = dir / "ann/one.json" + std::string(",") + (dir / "ann/two.json");
   CHECK_HAS(error_of(dir / "ann/one.json"), "and their folder with --images DIR");
   CHECK(below(dir, read_val_source(dir / "ann/one.json", "", images).files) == Names{"far/away/a.png"});
-  const Sources s = read_sources(both, "", true, images);
+  const Sources s = read_sources({both, {}, 0, images});
   CHECK(below(dir, s.train.files) == Names{"far/away/a.png"});
   CHECK(below(dir, s.val.files) == Names{"far/away/b.png"});
   const auto refused = [&](const std::string& data, const std::string& folder) {
-    return error_of([&] { load_splits(data, "", 0, "", folder); });
+    return error_of([&] { load_splits({data, {}, 0, folder}); });
   };
   CHECK_HAS(refused(dir / "ann/one.json", dir / "ann"), "none of the images of");
   for (const std::string& data : {std::string("shapes"), dir.path.string(), dir / "x.lmdb"})
@@ -1197,7 +1197,7 @@ TEST_CASE("formats: YOLO 1.1 of CVAT is read: obj.data, obj.names, and lists wit
     write_text(dir / (image + ".jpg"));
     write_text(dir / (image + ".txt"), "1 0.5 0.5 0.2 0.4\n");
   }
-  const Sources s = read_sources(dir.path.string());
+  const Sources s = read_sources({dir.path.string()});
   CHECK(names_of(s.train) == Names{"cat", "red dog"});
   CHECK(below(dir, s.train.files) == Names{"obj_train_data/a.jpg"});
   CHECK(below(dir, s.val.files) == Names{"obj_valid_data/b.jpg"});

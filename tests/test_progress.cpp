@@ -181,7 +181,7 @@ TEST_CASE("progress: remarks are logged; classes without a box and problems are 
   splits.train.name = "here";
   splits.val.name = "there";
   splits.val.problems->add("image missing", "a.jpg");
-  quietly([&] { test_run.progress->log_classes(splits); });
+  quietly([&] { log_classes(test_run.log, splits); });
   CHECK(has(test_run.log_text(), "boxes   4 for training: cat 4"));
   CHECK(has(test_run.log_text(), "images  4 for training, 0 without boxes"));
   CHECK(has(test_run.log_text(), "note: 2 classes have no box for training: dog, cow"));
@@ -198,14 +198,14 @@ TEST_CASE("progress: remarks are logged; classes without a box and problems are 
 
   splits.same = true;
   quietly([&] {
-    test_run.progress->log_classes(splits);
+    log_classes(test_run.log, splits);
     test_run.progress->log_problems(splits);
   });
   CHECK(count_of(test_run.log_text(), "for evaluation") == 1);
 
   for (int i = 0; i < 12; ++i)
     for (Dataset* d : {&splits.train, &splits.val}) d->classes.push_back(concat("a long name, ", i));
-  quietly([&] { test_run.progress->log_classes(splits); });
+  quietly([&] { log_classes(test_run.log, splits); });
   CHECK(has(test_run.log_text(), "note: 14 classes have no box for training"));
 }
 
@@ -259,10 +259,7 @@ TEST_CASE("progress: the log names no part of a run that has 0 steps") {
     YOLOX model = make_model("yolox-nano", 1);
     Ranks ranks({}, torch::kCPU, 1);
     const Plan plan = plan_of(config, 8, 1, {64, 64});
-    quietly([&] {
-      log_plan(*test_run.progress, test_run.log, config, splits, model, {64, 64}, 1e9, torch::kCPU, plan,
-               ranks);
-    });
+    quietly([&] { log_plan(test_run.log, config, splits, model, {64, 64}, 1e9, torch::kCPU, plan, ranks); });
     return test_run.log_text();
   };
   CHECK(has(steps_line(1), "2 per epoch; 1 epoch\n"));
@@ -382,6 +379,6 @@ TEST_CASE("progress: the flags of the command line are logged") {
   TestRun test_run;
   Config config;
   parse(config, {"--bs", "7", "--data", "my data", "--no-multiscale"});
-  quietly([&] { test_run.progress->log_flags(config); });
+  quietly([&] { log_flags(test_run.log, config); });
   CHECK(test_run.log_text() == "flags   --data 'my data' --bs 7 --no-multiscale\n");
 }

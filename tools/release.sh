@@ -13,7 +13,7 @@ trap 'rm -rf "$stage"' EXIT
 mkdir -p "$stage/$name/bin" "$stage/$name/lib" "$stage/$name/weights"
 # glibc and the driver belong to the machine that runs the programs.
 theirs='^(linux-vdso|ld-linux.*|libc|libm|libdl|librt|libpthread|libutil|libresolv|libcuda|libnvidia-.*)\.so'
-for program in train eval demo export check pack; do
+for program in train eval demo export pack; do
   [ -e "$build/$program" ] || { echo "error: $build/$program is missing; run ./setup.sh"; exit 1; }
   strip -o "$stage/$name/bin/$program" "$build/$program"
   # A program finds its libraries and the official weights by these variables. The ranks that train starts inherit them.

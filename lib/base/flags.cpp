@@ -142,6 +142,8 @@ static const Gone gone_flags[] = {
     {"nodes", "1", several_machines},
     {"translate", "0.1", "edit AugmentConfig in augment.hpp"},
     {"patience-on", "ap", "--patience waits for a better score"},
+    {"class-map", "", "tools/merge_coco.py --rename OLD=NEW"},
+    {"ignore-class", "", "tools/merge_coco.py --ignore NAME"},
 };
 
 std::string gone_flag(const std::string& name, const std::string& value) {

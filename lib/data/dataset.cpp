@@ -24,11 +24,6 @@ void Problems::add(const std::string& kind, const std::string& text) {
   seen.emplace(kind, printable(text));
 }
 
-void Problems::add(const Problems& other) {
-  std::scoped_lock lock(mutex, other.mutex);
-  seen.insert(other.seen.begin(), other.seen.end());
-}
-
 std::map<std::string, int64_t> Problems::summary() const {
   std::lock_guard lock(mutex);
   std::map<std::string, int64_t> counts;
@@ -280,62 +275,28 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
   return data;
 }
 
-// Returns the class with this name, which is added if it is new.
-static int class_named(const std::string& name, std::vector<std::string>& classes) {
-  const auto same = std::find(classes.begin(), classes.end(), name);
-  const int cls = int(same - classes.begin());
-  if (same == classes.end()) classes.push_back(name);
-  return cls;
-}
-
-constexpr int kLeftOut = -2;
-
-// Gives a data set other classes. to: new class of each old one; kIgnoredRegion: its objects become ignored
-// regions; kLeftOut: its objects are removed. The category ids of `truth` become class ids.
-static void set_classes(Dataset& data, const std::vector<int>& to, const std::vector<std::string>& classes) {
-  for (Record& r : data.records) {
-    std::vector<Box> kept;
-    for (Box b : r.boxes) {
-      b.cls = to[b.cls];
-      if (b.cls != kLeftOut) (b.cls == kIgnoredRegion ? r.ignored : kept).push_back(b);
-    }
-    r.boxes = std::move(kept);
-  }
-  std::vector<int64_t> ids(classes.size(), kNoCategory);
-  std::unordered_map<int64_t, int> class_of_id;
-  for (size_t c = 0; c < to.size(); ++c) {
-    if (to[c] < 0) continue;
-    class_of_id[data.truth.categories[c].id] = to[c];
-    if (ids[to[c]] == kNoCategory) ids[to[c]] = data.category_ids[c];
-  }
-  std::vector<CocoAnnotation> kept;
-  for (CocoAnnotation a : data.truth.annotations) {
-    const auto found = class_of_id.find(a.category_id);
-    if (found == class_of_id.end()) continue;
-    a.category_id = found->second;
-    kept.push_back(a);
-  }
-  data.truth.annotations = std::move(kept);
-  data.truth.categories.clear();
-  for (size_t c = 0; c < classes.size(); ++c) data.truth.categories.push_back({int64_t(c), classes[c]});
-  data.classes = classes;
-  data.category_ids = ids;
-}
-
 void use_classes(Dataset& data, const std::vector<std::string>& classes) {
   if (data.classes == classes) return;
   std::map<std::string, int> class_of;
   for (size_t c = classes.size(); c-- > 0;) class_of[classes[c]] = int(c);  // of equal names, the first
-  std::vector<int> wanted;
+  constexpr int kUnknown = -1;
+  std::vector<int> new_class;  // by old class
   std::vector<std::string> unknown;
-  const std::set<std::string> own(data.classes.begin(), data.classes.end());
-  for (const std::string& name : data.classes) {
-    const auto found = class_of.find(name);
-    wanted.push_back(found == class_of.end() ? kLeftOut : found->second);
-    if (wanted.back() == kLeftOut) unknown.push_back(name);
+  std::vector<int64_t> ids(classes.size(), kNoCategory);
+  std::unordered_map<int64_t, int> class_of_id;
+  for (size_t c = 0; c < data.classes.size(); ++c) {
+    const auto found = class_of.find(data.classes[c]);
+    new_class.push_back(found == class_of.end() ? kUnknown : found->second);
+    if (found == class_of.end()) {
+      unknown.push_back(data.classes[c]);
+      continue;
+    }
+    class_of_id[data.truth.categories[c].id] = found->second;
+    if (ids[found->second] == kNoCategory) ids[found->second] = data.category_ids[c];
   }
   check(unknown.size() < data.classes.size(), data.name, " has other classes (", listed(data.classes),
         ") than ", listed(classes), "; classes are matched by name: give them the same names");
+  const std::set<std::string> own(data.classes.begin(), data.classes.end());
   std::vector<std::string> without;
   for (const std::string& name : classes)
     if (!own.count(name)) without.push_back(name);
@@ -346,63 +307,17 @@ void use_classes(Dataset& data, const std::vector<std::string>& classes) {
     data.problems->add("class that the model does not learn",
                        concat(data.name, ": objects of the class ", name, " are left out"));
 
-  set_classes(data, wanted, classes);
-}
-
-void rename_classes(Dataset& data, const std::map<std::string, std::string>& names) {
-  if (names.empty()) return;
-  std::vector<std::string> classes;
-  std::vector<int> wanted;
-  for (const std::string& name : data.classes) {
-    const auto found = names.find(name);
-    const std::string& renamed = found == names.end() ? name : found->second;
-    wanted.push_back(renamed.empty() ? kIgnoredRegion : class_named(renamed, classes));
-  }
-  check(!classes.empty(), data.name, ": --ignore-class leaves no class");
-  if (classes == data.classes) return;
-  set_classes(data, wanted, classes);
-  // An object that had a label of two classes, which are one now, has one label.
-  auto& all = data.truth.annotations;
-  const auto repeats = find_duplicates(all);
-  size_t i = 0;
-  std::erase_if(all, [&](const auto&) { return repeats[i++]; });
   for (Record& r : data.records) {
-    std::set<std::tuple<int, double, double, double, double>> known;
-    const auto is_known = [&](const Box& b) { return !known.emplace(b.cls, b.x1, b.y1, b.x2, b.y2).second; };
-    std::erase_if(r.boxes, is_known);
+    for (Box& b : r.boxes) b.cls = new_class[b.cls];
+    std::erase_if(r.boxes, [](const Box& b) { return b.cls == kUnknown; });
   }
-}
-
-void append(Dataset& data, Dataset other) {
-  std::vector<std::string> classes = data.classes;
-  std::vector<int> wanted;
-  for (const std::string& name : other.classes) wanted.push_back(class_named(name, classes));
-  set_classes(other, wanted, classes);
+  auto& annotations = data.truth.annotations;
+  std::erase_if(annotations, [&](const auto& a) { return !class_of_id.count(a.category_id); });
+  for (CocoAnnotation& a : annotations) a.category_id = class_of_id[a.category_id];
+  data.truth.categories.clear();
+  for (size_t c = 0; c < classes.size(); ++c) data.truth.categories.push_back({int64_t(c), classes[c]});
   data.classes = classes;
-  data.truth.categories = other.truth.categories;
-  data.category_ids.resize(classes.size());
-  std::iota(data.category_ids.begin(), data.category_ids.end(), int64_t(0));
-
-  std::unordered_map<int64_t, int64_t> new_id;
-  for (size_t i = 0; i < other.records.size(); ++i) {
-    Record& r = other.records[i];
-    const int64_t id = int64_t(data.records.size()) + 1;
-    new_id[r.image_id] = id;
-    r.image_id = other.truth.images[i].id = id;
-    data.truth.images.push_back(other.truth.images[i]);
-    data.records.push_back(std::move(r));
-  }
-  for (CocoAnnotation a : other.truth.annotations) {
-    const auto image = new_id.find(a.image_id);
-    if (image == new_id.end()) continue;  // its image is skipped
-    a.image_id = image->second;
-    a.id = int64_t(data.truth.annotations.size()) + 1;
-    data.truth.annotations.push_back(a);
-  }
-  data.key = content_key(data.key, other.key);
-  data.name += (data.name.empty() ? "" : ", ") + other.name;
-  data.notes.insert(data.notes.end(), other.notes.begin(), other.notes.end());
-  data.problems->add(*other.problems);
+  data.category_ids = ids;
 }
 
 std::vector<int64_t> class_counts(const Dataset& data) {

@@ -26,8 +26,6 @@ namespace yolox {
 struct Problems {
   // Adds one problem. Repeated calls with the same kind and line count once.
   void add(const std::string& kind, const std::string& line);
-  // Adds the problems of another data set.
-  void add(const Problems& other);
   // Returns the number of problems of each kind.
   std::map<std::string, int64_t> summary() const;
   // Returns the problems, sorted, as "kind: line".
@@ -136,15 +134,6 @@ Dataset make_dataset(Source source, const ImageChecks& checks);
 // classes are left out (a problem), and classes that the data set does not have get no objects (a note). The
 // category ids of `truth` become class ids. Throws if no name is the same.
 void use_classes(Dataset& data, const std::vector<std::string>& classes);
-
-// Renames classes; several may get the same name, and become one class. names: new name of each class that
-// changes. An empty name makes the objects of the class ignored regions. Names that the data set does not
-// have are passed over. Throws if no class is left.
-void rename_classes(Dataset& data, const std::map<std::string, std::string>& names);
-
-// Appends the images of another data set. Classes are matched by name, and new ones are added. Images,
-// classes and boxes get new ids. Neither may be packed or `shapes`.
-void append(Dataset& data, Dataset other);
 
 // Returns the number of boxes of each class.
 std::vector<int64_t> class_counts(const Dataset& data);

@@ -30,12 +30,9 @@ void compare_splits(Sources& sources) {
                                     &CocoCategory::name) &&
                  std::ranges::equal(train.coco.annotations, val.coco.annotations, {}, identity, identity);
   if (shared > 0 && !sources.same)
-    sources.val.notes.push_back(overlap_warning(val.name, shared, val.files.size()));
-}
-
-std::string overlap_warning(const std::string& name, int64_t shared, size_t evaluated) {
-  return concat("warning: ", name, ": ", shared, " of ", evaluated,
-                " images are training images, too, so that AP is too high for other images");
+    sources.val.notes.push_back(
+        concat("warning: ", val.name, ": ", shared, " of ", val.files.size(),
+               " images are training images, too, so that AP is too high for other images"));
 }
 
 Source hold_out(Source& all, double fraction) {

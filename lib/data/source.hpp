@@ -43,15 +43,11 @@ struct Sources {
   // True if the data set has one split only, or two splits of the same images and boxes. `val` is then equal
   // to `train`.
   bool same = false;
-  bool held_out = false;  // `val` is a part of the only split, see hold_out()
 };
 
 // Sets `same` if both splits have the same images and boxes, as in a data.yaml with the same folder twice. If
 // some images are in both splits, a note of the evaluation split says how many.
 void compare_splits(Sources& sources);
-
-// Returns the note about `shared` evaluated images that are training images.
-std::string overlap_warning(const std::string& name, int64_t shared, size_t evaluated);
 
 // Drops the category that is the supercategory of all others, if it has no annotation in any of the sources,
 // which are splits of one data set. Roboflow writes such a category. The notes say so.

@@ -242,7 +242,7 @@ void RunProgress::log_problems(const Dataset& data, const std::string& list) {
   data.problems->write(list);
 }
 
-void RunProgress::log_flags(const Config& config) {
+void log_flags(Log& log, const Config& config) {
   std::string text;
   for (const auto& [name, value] : config.values()) {
     if (!config.was_given(name)) continue;
@@ -270,7 +270,7 @@ void RunProgress::log_ranks(Ranks& ranks, torch::Device device) {
                   short_time(all[fastest][2] - all[slowest][2]), " longer for other ranks"));
 }
 
-void RunProgress::log_classes(const Splits& splits) {
+void log_classes(Log& log, const Splits& splits) {
   const Dataset &train = splits.train, &val = splits.val;
   const auto counts = class_counts(train), in_val = class_counts(val);
   std::vector<std::string> frequent;
@@ -328,10 +328,10 @@ static std::string part_of_run(const char* which, int64_t steps, const char* how
   return steps == 0 ? "" : concat(", the ", which, " ", steps, steps == 1 ? " step " : " steps ", how);
 }
 
-void log_plan(RunProgress& progress, Log& log, const Config& config, const Splits& splits, YOLOX& model,
-              ImageSize base, double flops, torch::Device device, const Plan& plan, const Ranks& ranks) {
+void log_plan(Log& log, const Config& config, const Splits& splits, YOLOX& model, ImageSize base,
+              double flops, torch::Device device, const Plan& plan, const Ranks& ranks) {
   const Dataset &data = splits.train, &val = splits.val;
-  progress.log_flags(config);
+  log_flags(log, config);
   log.line(concat("data    ", data.records.size(), " images for training (", data.name, "), ",
                   val.records.size(), " for evaluation (", splits.same ? "the same images" : val.name, "), ",
                   data.classes.size(), " classes; ", config.loader_threads, " loader thread",
@@ -343,7 +343,7 @@ void log_plan(RunProgress& progress, Log& log, const Config& config, const Split
                "--val-fraction 0.1 holds out a tenth of the images for evaluation"));
   if (config.data == "shapes")
     log.line("note: these are scenes that the program draws; to train on your own images, give --data DIR");
-  progress.log_classes(splits);
+  log_classes(log, splits);
   log.line(concat("model   ", config.model, " ", base.height, "x", base.width,
                   plan.sizes.max_decrease + plan.sizes.max_increase > 0 ? " multi-scale" : "", ", ",
                   short_count(parameter_count(*model)), " parameters, ", short_count(flops), "FLOPs, on ",
@@ -370,6 +370,26 @@ void log_plan(RunProgress& progress, Log& log, const Config& config, const Split
       config.weight_decay, config.freeze == "none" ? "" : ", frozen " + config.freeze,
       config.ema == 0 ? ", no EMA" : concat(", EMA over ", std::llround(1 / (1 - config.ema)), " steps")));
   log.line(Remarks::check_learning_rate(config.optimizer, config.lr, plan.batch, fine_tunes));
+}
+
+int dry_run(Config& config, const Splits& splits, YOLOX& model, ImageSize base, torch::Device device,
+            const std::vector<std::string>& notes, Ranks& ranks) {
+  Log log("", /*quiet=*/!ranks.first());
+  const Plan plan = plan_of(config, int64_t(splits.train.records.size()), ranks.info.world, base);
+  log_plan(log, config, splits, model, base, conv_flops(model, base), device, plan, ranks);
+  for (const std::string& note : notes) log.line(note);
+  bool problems = false;
+  for (const Dataset* data : {&splits.train, &splits.val}) {
+    if (splits.same && data == &splits.val) break;
+    const auto lines = data->problems->lines();
+    for (const std::string& line : lines) log.line(line);
+    for (const auto& [kind, count] : data->problems->summary())
+      log.line(concat("note: ", data->name, ": ", kind, ": ", count));
+    problems = problems || !lines.empty();
+  }
+  log.line(problems ? "the data has problems, which training leaves out" : "the data has no problems");
+  ranks.shutdown();
+  return problems;
 }
 
 }  // namespace yolox

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/flags.hpp"
 #include "config.hpp"
@@ -118,15 +119,9 @@ class RunProgress {
   void log_problems(const Splits& splits);
   void log_problems(const Dataset& data, const std::string& list);
 
-  // Logs the flags that were given.
-  void log_flags(const Config& config);
-
   // Logs for several ranks: memory and data loader waiting time of each rank, and the slowest rank since the
   // last call. All ranks must call it together.
   void log_ranks(Ranks& ranks, torch::Device device);
-
-  // Logs the number of boxes, the ten most frequent classes, and the classes without boxes.
-  void log_classes(const Splits& splits);
 
  private:
   // Appends a row to metrics.csv and the same values to the TensorBoard events.
@@ -155,8 +150,19 @@ class RunProgress {
   double total_waited = 0, total_seconds = 0;
 };
 
+// Logs the flags that were given.
+void log_flags(Log& log, const Config& config);
+
+// Logs the number of boxes, the ten most frequent classes, and the classes without boxes.
+void log_classes(Log& log, const Splits& splits);
+
 // Logs settings, data, model, ranks, and the length of the run. flops: conv_flops() of the model.
-void log_plan(RunProgress& progress, Log& log, const Config& config, const Splits& splits, YOLOX& model,
-              ImageSize base, double flops, torch::Device device, const Plan& plan, const Ranks& ranks);
+void log_plan(Log& log, const Config& config, const Splits& splits, YOLOX& model, ImageSize base,
+              double flops, torch::Device device, const Plan& plan, const Ranks& ranks);
+
+// --dry-run: prints what a training logs at its start, and all problems of the data, and ends the ranks.
+// Returns the exit code: 1 if there are problems.
+int dry_run(Config& config, const Splits& splits, YOLOX& model, ImageSize base, torch::Device device,
+            const std::vector<std::string>& notes, Ranks& ranks);
 
 }  // namespace yolox

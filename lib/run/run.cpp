@@ -120,7 +120,7 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr) {
   crash_context(folder, settings, concat("crash", rank_suffix(ranks), ".txt"));
   if (ranks.first() && !replace_file(folder + "/config.json", settings))
     log.line(concat("warning: cannot write ", folder, "/config.json"));
-  log_plan(*progress, log, config, data, t.model, base, flops, device, plan, ranks);
+  log_plan(log, config, data, t.model, base, flops, device, plan, ranks);
   for (const auto& text : notes) log.line(text);
   log.line(font_note(data.train.classes));
   progress->log_problems(data);

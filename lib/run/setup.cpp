@@ -123,9 +123,8 @@ Splits load_data(const Config& config, const std::string& data, const std::strin
                                                        : config.out.empty() ? "runs/x"
                                                                             : config.out);
   Splits splits = ranks.run_first_on_one_rank_per_machine([&] {
-    return load_splits(data, config.split, config.seed,
-                       (beside.parent_path() / ".checks").string(),  // cached results of the image checks
-                       config.images, config.val_fraction, {config.class_map, config.ignore_class});
+    const std::string keep = (beside.parent_path() / ".checks").string();
+    return load_splits({data, config.split, config.val_fraction, config.images, uint64_t(config.seed), keep});
   });
   for (Dataset* d : {&splits.train, &splits.val}) {
     d->strict = config.strict;
