@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// ./export: writes a model as ONNX or TorchScript, reads the file again and compares its outputs with the
-// outputs of the model.
+// ./export: writes a model as ONNX or TorchScript, runs the file and compares its outputs with the outputs of
+// the model.
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
 #include <iostream>
 
 #include "base/flags.hpp"
@@ -9,7 +14,6 @@
 #include "checkpoint/torchscript.hpp"
 #include "data/shapes.hpp"
 #include "evaluate.hpp"
-#include "tools/onnx_run.hpp"
 
 using namespace yolox;
 
@@ -31,8 +35,6 @@ struct Config : Flags {
   bool nms = flag(nms, "Graph", "nms", false, "", "include NMS in the exported graph; outputs final boxes");
   double conf = flag(conf, "Graph", "conf", 0.3, "P", "with --nms: minimum score of a detection");
   double nms_iou = flag(nms_iou, "Graph", "nms-iou", 0.45, "IOU", "with --nms: NMS IoU threshold");
-  bool fp16 = flag(fp16, "Graph", "fp16", false, "",
-                   "weights and computation in float16; input and output stay float32");
   std::string preproc = flag(preproc, "Model", "preproc", "auto", "auto|bgr|imagenet|legacy",
                              "pixel format: bgr = BGR 0..255; imagenet, legacy = RGB, mean/std of ImageNet, "
                              "as in YOLOX 0.1.0; auto = from the checkpoint");
@@ -87,11 +89,6 @@ static Tensor expected_rows(YOLOX& model, const Tensor& images, bool decoded) {
   return torch::cat({p.reg, p.obj.unsqueeze(-1).sigmoid(), p.cls.sigmoid()}, -1);
 }
 
-// Returns |a - b|, and 0 where a and b are the same infinity.
-static Tensor abs_difference(const Tensor& a, const Tensor& b) {
-  return torch::where(a == b, torch::zeros_like(a), (a - b).abs());
-}
-
 // Returns the expected output of a file with NMS for `rows` [B, A, 5 + C]: detections [D, 7], columns as in
 // the metadata.
 static Tensor detections_of(const Tensor& rows, const ExportSettings& s) {
@@ -104,18 +101,6 @@ static Tensor detections_of(const Tensor& rows, const ExportSettings& s) {
                              1));
   }
   return torch::cat(all);
-}
-
-// Returns detections sorted by image, class and coordinates, because rows of equal score can be in any order.
-static Tensor sorted_detections(Tensor rows) {
-  for (const int64_t column : {1, 2, 3, 4, 6, 0})
-    rows = rows.index_select(0, rows.select(1, column).argsort(/*stable=*/true, 0, /*descending=*/false));
-  return rows;
-}
-
-// Returns the sum of |a - b|, relative to values of b above 1.
-static double relative_sum(const Tensor& a, const Tensor& b) {
-  return (abs_difference(a, b) / b.abs().clamp_min(1)).sum().item<double>();
 }
 
 // Sets --format from the extension of --out. Throws UsageError if a flag is invalid.
@@ -142,22 +127,83 @@ static void check_flags(Config& config) {
   if (!config.size.empty() || config.was_given("size")) parse_size(config.size);
 }
 
-// Computes a model: images -> rows (true) or detections (false).
-using Compute = std::function<Tensor(const Tensor& images, bool rows)>;
+static const std::string kCheck = YOLOX_SOURCE_DIR "/tools/check_onnx.py";
 
-// Writes the model to a file, and returns what the file computes.
-static Compute save_model(const std::string& path, bool onnx, YOLOX& model, const ExportSettings& settings,
-                          const Metadata& about) {
-  if (onnx) {
-    save_onnx(to_onnx(model, settings, about), path);
-    return [graph = read_onnx(path)](const Tensor& x, bool rows) {
-      return run_onnx(graph, x, rows ? "output" : "detections");
-    };
+// Runs an ONNX file with ONNX Runtime, see tools/check_onnx.py. Returns the output for each batch of images,
+// [N, columns].
+static std::vector<Tensor> run_onnx(const std::string& python, const std::string& file,
+                                    const std::vector<Tensor>& images, int64_t columns) {
+  std::string folder = (fs::temp_directory_path() / "yolox-export-XXXXXX").string();
+  check(mkdtemp(folder.data()), folder, ": cannot be created: ", std::strerror(errno));
+  const auto path = [&](size_t i, const char* end) { return concat(folder, "/", i, ".", end); };
+  std::string command = concat(python, " ", shell_word(kCheck), " ", shell_word(file));
+  for (size_t i = 0; i < images.size(); ++i) {
+    const Tensor x = images[i].contiguous();
+    std::ofstream(path(i, "in"), std::ios::binary).write(static_cast<const char*>(x.data_ptr()), x.nbytes());
+    command += concat(" ", shell_word(path(i, "in")), " ", x.size(0), ",3,", x.size(2), ",", x.size(3), " ",
+                      shell_word(path(i, "out")));
   }
-  save_torchscript(to_torchscript(model, settings), about, path);
-  return [module = torch::jit::load(path)](const Tensor& x, bool rows) mutable {
-    return rows ? module.run_method("rows", x).toTensor() : module.forward({x}).toTensor();
-  };
+  const int status = std::system(concat(command, " >", shell_word(folder + "/log"), " 2>&1").c_str());
+  std::string log;
+  read_all(folder + "/log", log);
+  std::vector<Tensor> outputs;
+  for (size_t i = 0; i < images.size() && status == 0; ++i) {
+    const std::string bytes = read_bytes(path(i, "out"));
+    outputs.push_back(torch::empty({int64_t(bytes.size()) / 4 / columns, columns}));
+    std::memcpy(outputs[i].data_ptr(), bytes.data(), outputs[i].nbytes());
+  }
+  fs::remove_all(folder);
+  check(status == 0, "ONNX Runtime cannot run ", file, ": ",
+        trimmed(log).substr(trimmed(log).rfind('\n') + 1), "; another Python: PYTHON=...");
+  return outputs;
+}
+
+static std::vector<Tensor> run_torchscript(const std::string& file, const std::vector<Tensor>& images) {
+  auto module = torch::jit::load(file);
+  std::vector<Tensor> outputs;
+  for (const Tensor& x : images) {
+    const Tensor output = module.forward({x}).toTensor();
+    outputs.push_back(output.reshape({-1, output.size(-1)}));
+  }
+  return outputs;
+}
+
+// Returns the rows of `found` in the order of `expected`: of each row the one that differs least, because
+// detections of nearly equal scores can be in any order.
+static Tensor in_order_of(const Tensor& expected, const Tensor& found) {
+  std::vector<Tensor> rows;
+  for (const Tensor& row : expected.unbind())
+    rows.push_back(found[((found - row).abs() / row.abs().clamp_min(1)).amax(1).argmin()]);
+  return rows.empty() ? found : torch::stack(rows);
+}
+
+// Compares the output of a file with the expected one, both [N, columns]. Returns the differences of boxes
+// and scores for the log. Throws if the outputs differ by more than rounding errors through some hundred
+// layers.
+static std::string compared(const std::vector<Tensor>& outputs, const std::vector<Tensor>& expected,
+                            const ExportSettings& s, const std::string& file) {
+  constexpr double kTolerance = 1e-3;  // relative to values above 1
+  double boxes = 0, mean_of_boxes = 0, scores = 0;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    check(outputs[i].sizes() == expected[i].sizes(), file, " has an output of ", outputs[i].sizes(),
+          ", the model of ", expected[i].sizes(), "; the file is not kept");
+    if (outputs[i].numel() == 0) continue;
+    const Tensor found = s.nms ? in_order_of(expected[i], outputs[i]) : outputs[i], want = expected[i];
+    // 0 where both are the same infinity
+    const Tensor off = torch::where(found == want, 0, (found - want).abs());
+    const int64_t first = s.nms ? 1 : 0;  // detections begin with the image
+    const Tensor box = off.slice(1, first, first + 4), rest = off.slice(1, first + 4);
+    const double largest = box.max().item<double>(), score = rest.max().item<double>();
+    // a NaN fails this comparison
+    check((off / want.abs().clamp_min(1)).max().item<double>() < kTolerance, file,
+          " differs from the model by up to ", largest, " in boxes and ", score,
+          " in scores; the file is not kept");
+    boxes = std::max(boxes, largest);
+    mean_of_boxes = std::max(mean_of_boxes, box.mean().item<double>());
+    scores = std::max(scores, score);
+  }
+  return concat("boxes ", rounded(boxes), s.decode ? " pixels" : " strides", " (mean ",
+                rounded(mean_of_boxes), "), scores ", rounded(scores));
 }
 
 static void run(int argc, char** argv) {
@@ -171,63 +217,48 @@ static void run(int argc, char** argv) {
   if (!loaded.report.empty()) std::cout << printable(loaded.report, /*keep_newlines=*/true) << "\n";
   const ImageSize size = input_size(loaded.info, config.size);
   const bool to_file_onnx = config.format == "onnx", any_size = config.dynamic || !to_file_onnx;
-  const ExportSettings settings{size.height, size.width,  any_size,    config.decode,
-                                config.nms,  config.fp16, config.conf, config.nms_iou};
+  const ExportSettings settings{size.height, size.width,  any_size,      config.decode,
+                                config.nms,  config.conf, config.nms_iou};
   const Metadata about = metadata(loaded.info, settings, loaded.model->num_classes);
 
   const torch::NoGradGuard no_grad;
   std::vector<Tensor> images, expected;
   for (const Tensor& view : comparison_inputs(image, settings, any_size)) {
     images.push_back(preprocess(view, loaded.info.legacy_preproc));
-    expected.push_back(expected_rows(loaded.model, images.back(), config.decode));
+    const Tensor rows = expected_rows(loaded.model, images.back(), config.decode);
+    expected.push_back(config.nms ? detections_of(rows, settings) : rows.flatten(0, 1));
   }
 
   // The file has a temporary name until it has passed the comparison, so that a wrong file never replaces a
   // good one.
   NewFile file(config.out);
-  const Compute compute = save_model(file.temporary_path(), to_file_onnx, loaded.model, settings, about);
-  // Tolerances for rounding errors through some hundred layers, with 24-bit significands, or 11-bit ones with
-  // --fp16. In float16 single boxes can be far off, so the mean error of the boxes is compared.
-  const double score_tolerance = config.fp16 ? 0.25 : 1e-3, box_tolerance = config.fp16 ? 0.05 : 1e-3;
-  double boxes = 0, mean_of_boxes = 0, scores = 0;
-  for (size_t i = 0; i < images.size(); ++i) {
-    const Tensor rows = compute(images[i], true), &want = expected[i];
-    check(rows.sizes() == want.sizes(), config.out, " has output shape ", rows.sizes(), ", the model ",
-          want.sizes(), "; the file is not kept");
-    const Tensor box_off = abs_difference(rows.slice(-1, 0, 4), want.slice(-1, 0, 4)),
-                 relative = box_off / want.slice(-1, 0, 4).abs().clamp_min(1),
-                 score_off = abs_difference(rows.slice(-1, 4), want.slice(-1, 4));
-    // a NaN fails these comparisons
-    check((config.fp16 ? relative.mean() : relative.max()).item<double>() < box_tolerance &&
-              score_off.max().item<double>() < score_tolerance,
-          config.out, " differs from the model by up to ", box_off.max().item<double>(), " in boxes and ",
-          score_off.max().item<double>(), " in scores; the file is not kept",
-          config.fp16 ? " (weights or activations exceed the range of float16: leave --fp16 out)" : "");
-    boxes = std::max(boxes, box_off.max().item<double>());
-    mean_of_boxes = std::max(mean_of_boxes, box_off.mean().item<double>());
-    scores = std::max(scores, score_off.max().item<double>());
-    if (!config.nms) continue;
-    const Tensor found = compute(images[i], false), expected_detections = detections_of(rows, settings);
-    check(found.sizes() == expected_detections.sizes() &&
-              relative_sum(sorted_detections(found), sorted_detections(expected_detections)) <
-                  1e-3 * double(1 + found.size(0)),
-          config.out, ": NMS in the file finds ", found.size(0), " boxes, NMS of the model ",
-          expected_detections.size(0), " or different ones; the file is not kept");
+  const std::string& path = file.temporary_path();
+  std::string difference;  // empty: not checked
+  if (!to_file_onnx) {
+    save_torchscript(to_torchscript(loaded.model, settings), about, path);
+    difference = compared(run_torchscript(path, images), expected, settings, config.out);
+  } else {
+    save_onnx(to_onnx(loaded.model, settings, about), path);
+    const std::string python = fs::exists(kCheck) ? python_with("numpy, onnxruntime") : "";
+    if (!python.empty())
+      difference =
+          compared(run_onnx(python, path, images, expected[0].size(1)), expected, settings, config.out);
   }
   file.commit();
 
-  std::cout
-      << printable(config.out) << ": " << printable(loaded.info.model) << ", " << loaded.model->num_classes
-      << " classes, input "
-      << (any_size ? "[B, 3, H, W] " : concat("[1, 3, ", size.height, ", ", size.width, "] "))
-      << (loaded.info.legacy_preproc ? "RGB mean/std" : "BGR 0..255")
-      << (config.fp16 ? ", computes in float16" : "") << ", output "
-      << (config.nms ? "[D, 7]" : concat("[B, A, ", 5 + loaded.model->num_classes, "]")) << " ("
-      << std::find_if(about.begin(), about.end(), [](const auto& e) { return e.first == "output"; })->second
-      << ")\nlargest difference from the model on "
-      << (config.image.empty() ? "a drawn scene" : printable(config.image)) << ": boxes " << rounded(boxes)
-      << (config.decode ? " pixels" : " strides") << " (mean " << rounded(mean_of_boxes) << "), scores "
-      << rounded(scores) << "\n";
+  const auto output = std::ranges::find(about, "output", [](const auto& entry) { return entry.first; });
+  std::cout << printable(config.out) << ": " << printable(loaded.info.model) << ", "
+            << loaded.model->num_classes << " classes, input "
+            << (any_size ? "[B, 3, H, W] " : concat("[1, 3, ", size.height, ", ", size.width, "] "))
+            << (loaded.info.legacy_preproc ? "RGB mean/std" : "BGR 0..255") << ", output "
+            << (config.nms ? "[D, 7]" : concat("[B, A, ", 5 + loaded.model->num_classes, "]")) << " ("
+            << output->second << ")\n";
+  if (difference.empty())
+    std::cout << "not checked: no Python with onnxruntime; type pip install onnxruntime and export again\n";
+  else
+    std::cout << "checked against the model on "
+              << (config.image.empty() ? "a drawn scene" : printable(config.image)) << ": max difference "
+              << difference << "\n";
 }
 
 int main(int argc, char** argv) {

@@ -101,18 +101,13 @@ inline bool mount_small_disk(const std::string& folder, const std::string& size)
          mount("tmpfs", folder.c_str(), "tmpfs", 0, size.c_str()) == 0;
 }
 
-// Returns the first Python that can import the modules ("onnxruntime, cv2"), or "" if none can.
-// tests/shards.sh gives a folder in which the answer is kept, because imports take seconds.
-inline std::string python_with(const std::string& modules) {
+// Returns the Python of yolox::python_with(). tests/shards.sh gives a folder in which the answer is kept,
+// because imports take seconds.
+inline std::string cached_python_with(const std::string& modules) {
   const char* folder = std::getenv("YOLOX_TEST_RUNS");
   const std::string answer = std::string(folder ? folder : "") + "/python with " + modules;
   if (folder && std::filesystem::exists(answer)) return contents(answer);
-  const char* given = std::getenv("YOLOX_PYTHON");
-  std::string found;
-  for (const std::string python : {given ? given : "", YOLOX_SOURCE_DIR "/.venv/bin/python", "python3"})
-    if (found.empty() && !python.empty() &&
-        std::system(("'" + python + "' -c 'import " + modules + "' >/dev/null 2>&1").c_str()) == 0)
-      found = python;
+  const std::string found = yolox::python_with(modules);
   if (folder) std::ofstream(answer) << found;
   return found;
 }

@@ -25,7 +25,7 @@ from_pypi() {
 }
 while read -r package module; do
   found=
-  for python in "${YOLOX_PYTHON:-$venv}" $venv python3; do
+  for python in "${PYTHON:-$venv}" $venv python3; do
     if "$python" -c "import $module" >/dev/null 2>&1; then found=yes && break; fi
   done
   [ -n "$found" ] || install $package from_pypi $package ||

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs an exported file with ONNX Runtime or torch.jit.load, without code of this repository.
 
-run_export.py detect MODEL IMAGES.json FOLDER OUT.json
+run_export.py MODEL IMAGES.json FOLDER OUT.json
     detects in the images of a COCO file and writes COCO detections; MODEL has NMS, its metadata define the preprocessing
-run_export.py tensors MODEL IN:B,H,W:OUT ...
-    reads images from IN and writes the output to OUT, both as raw float32
 """
 import json
 import sys
@@ -53,13 +51,5 @@ def detect(model, images, folder, out):
     print(len(found), "boxes")
 
 
-def tensors(model, *jobs):
-    run, _ = load(model)
-    for job in jobs:
-        source, shape, out = job.split(":")
-        batch, height, width = map(int, shape.split(","))
-        run(np.fromfile(source, np.float32).reshape(batch, 3, height, width)).tofile(out)
-
-
 if __name__ == "__main__":
-    {"detect": detect, "tensors": tensors}[sys.argv[1]](*sys.argv[2:])
+    detect(*sys.argv[1:])

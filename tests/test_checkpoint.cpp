@@ -160,7 +160,8 @@ TORCH_MODULE(Tiny);
 
 int run_python(const std::string& code, const TempDir& dir) {
   write_bytes(dir / "script.py", code);
-  return std::system(("cd " + dir.path.string() + " && '" + python_with("torch") + "' script.py").c_str());
+  return std::system(
+      ("cd " + dir.path.string() + " && " + cached_python_with("torch") + " script.py").c_str());
 }
 
 }  // namespace
@@ -226,8 +227,8 @@ TEST_CASE("checkpoints: a failed write keeps the old file and leaves no temporar
 }
 
 PROGRAM_TEST("checkpoints: Python reads files of write_pth(), and read_pth() reads files of torch.save()") {
-  if (python_with("torch").empty()) {
-    MESSAGE("skipped: no Python with torch (set YOLOX_PYTHON)");
+  if (cached_python_with("torch").empty()) {
+    MESSAGE("skipped: no Python with torch (set PYTHON)");
     return;
   }
   const TempDir dir;

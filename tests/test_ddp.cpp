@@ -877,12 +877,12 @@ PROGRAM_TEST("two hosts: they train and evaluate as one process, and name the ra
 }
 
 PROGRAM_TEST("torchrun starts the ranks") {
-  const std::string python = python_with("torch");
+  const std::string python = cached_python_with("torch");
   if (python.empty()) {
     MESSAGE("skipped: no Python with torch");
     return;
   }
-  const std::string torchrun = concat("'", python, "' -m torch.distributed.run");
+  const std::string torchrun = python + " -m torch.distributed.run";
   DataDir dir(8);
   const std::string flags =
       "--data data --model yolox-nano --size 64 --bs 6 --epochs 2 --eval-interval 2 --device cpu ";
@@ -896,7 +896,7 @@ PROGRAM_TEST("torchrun starts the ranks") {
 
 PROGRAM_TEST(
     "torchrun: a host is lost, the other goes on with the same batches, and both do when it is back") {
-  const std::string python = python_with("torch");
+  const std::string python = cached_python_with("torch");
   if (python.empty()) {
     MESSAGE("skipped: no Python with torch");
     return;
@@ -909,8 +909,8 @@ PROGRAM_TEST(
       "--amp fp64 --conf 0 --nms 0.9 --lr 4e-6 --device cpu ";
   const auto command = [&](char host) {
     return Process::Command{hosts.on(
-        host, concat("env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 GLOO_SOCKET_IFNAME=v", host, " \"", python,
-                     "\" -m torch.distributed.run --no-python --nnodes 1:2 --max-restarts 3 "
+        host, concat("env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 GLOO_SOCKET_IFNAME=v", host, " ", python,
+                     " -m torch.distributed.run --no-python --nnodes 1:2 --max-restarts 3 "
                      "--nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint 10.9.0.1:29500 "
                      "--rdzv-conf last_call_timeout=5,is_host=",
                      host == 'a', " --local-addr 10.9.0.", host == 'a' ? 1 : 2, " $YOLOX_PROGRAMS/train ",

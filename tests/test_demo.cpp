@@ -8,7 +8,6 @@
 #include "data/frames.hpp"
 #include "data/pictures.hpp"
 #include "data/source.hpp"
-#include "tools/onnx_run.hpp"
 
 using namespace yolox;
 using namespace yolox::test;
@@ -426,16 +425,6 @@ TEST_CASE("demo: class names come from the checkpoint; without them, 80 classes 
       }
     CHECK_MESSAGE(most > 90, c);
   }
-}
-
-SHARED_PROGRAM_TEST("export: an ONNX file of the official weights has the class names of COCO") {
-  TempDir dir;
-  succeed(dir, "export", "--out m.onnx" + official_weights());
-  std::string classes;
-  const auto model = read_onnx(dir / "m.onnx");
-  for (const auto& entry : model.metadata_props())
-    if (entry.key() == "classes") classes = entry.value();
-  CHECK(lines_of(classes) == coco_classes());
 }
 
 PROGRAM_TEST(

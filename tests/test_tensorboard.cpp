@@ -69,7 +69,7 @@ Strings file_with(int64_t first_step, const Strings& more = {}) {
 // ---- TensorBoard's own reader
 
 const std::string& python() {
-  static const std::string found = python_with("tensorboard.backend");
+  static const std::string found = cached_python_with("tensorboard.backend");
   return found;
 }
 
@@ -95,8 +95,8 @@ for tag, step, value in a:
 std::string shown(const std::string& folder) {
   const TempDir dir;
   write_text(dir / "script.py", script);
-  const std::string command = concat("'", python(), "' '", dir / "script.py", "' '", folder, "' >'",
-                                     dir / "out", "' 2>'", dir / "err", "'");
+  const std::string command = concat(python(), " '", dir / "script.py", "' '", folder, "' >'", dir / "out",
+                                     "' 2>'", dir / "err", "'");
   const int status = std::system(command.c_str());
   REQUIRE_MESSAGE(status == 0, contents(dir / "err"));
   return contents(dir / "out");

@@ -11,9 +11,9 @@ namespace {
 // stdout, or "" and a message if no Python has the modules.
 std::string run_script(const TempDir& dir, const std::string& modules, const std::string& command,
                        int code = 0) {
-  const std::string python = python_with(modules);
+  const std::string python = cached_python_with(modules);
   if (python.empty()) {
-    MESSAGE("skipped: no Python with " << modules << " (set YOLOX_PYTHON)");
+    MESSAGE("skipped: no Python with " << modules << " (set PYTHON)");
     return "";
   }
   const Outcome o = shell(dir, concat(python, " " YOLOX_SOURCE_DIR "/tools/", command));

@@ -142,6 +142,7 @@ static const Gone gone_flags[] = {
     {"nodes", "1", several_machines},
     {"translate", "0.1", "edit AugmentConfig in augment.hpp"},
     {"patience-on", "ap", "--patience waits for a better score"},
+    {"fp16", "false", "trtexec --fp16, or onnxconverter-common"},
     {"class-map", "", "tools/merge_coco.py --rename OLD=NEW"},
     {"ignore-class", "", "tools/merge_coco.py --ignore NAME"},
 };

@@ -47,6 +47,10 @@ inline void ignore_hangup() {
   for (const int signal : {SIGHUP, SIGPIPE}) std::signal(signal, SIG_IGN);
 }
 
+// Returns a Python that can import the modules, such as "numpy, onnxruntime", as a word for the shell:
+// $PYTHON, or if it is not set .venv/bin/python beside the sources, else python3. Returns "" if none can.
+std::string python_with(const std::string& modules);
+
 // ---- main()
 
 // Ends the program with this exit code, without the destructors of static objects: those of torch take a

@@ -23,7 +23,6 @@ using Value = std::string;  // name of a value in the graph
 using Attribute = std::pair<std::string, std::variant<int64_t, double, Ints, std::string>>;  // name, value
 
 onnx::Tensor::Type onnx_type(torch::ScalarType type) {
-  if (type == torch::kHalf) return onnx::Tensor::FLOAT16;
   return type == torch::kLong ? onnx::Tensor::INT64 : onnx::Tensor::FLOAT;
 }
 
@@ -79,12 +78,10 @@ struct GraphBuilder {
   Value floats(const std::vector<float>& list) { return constant(torch::tensor(list)); }
   Value index(int64_t number) { return constant(torch::scalar_tensor(number, torch::kLong)); }
 
-  // Adds weights as an initializer, in float32 or, with settings.half, in float16. Throws if a value is not
-  // finite.
+  // Adds weights as an initializer, in float32. Throws if a value is not finite.
   Value weights(const Tensor& tensor, const std::string& name) {
-    const Tensor t = tensor.detach().to(torch::kCPU, settings.half ? torch::kHalf : torch::kFloat);
-    check(t.isfinite().all().item<bool>(), name, " has values that are not finite",
-          settings.half ? " in float16; leave --fp16 out" : "; use other weights");
+    const Tensor t = tensor.detach().to(torch::kCPU, torch::kFloat);
+    check(t.isfinite().all().item<bool>(), name, " has values that are not finite; use other weights");
     return constant(t, name);
   }
 
@@ -328,13 +325,10 @@ Raw add_network(GraphBuilder& g, YOLOX& model) {
         return jit::Stack{p.reg, p.obj, p.cls};
       },
       [](const torch::autograd::Variable&) { return ""; });
-  const bool half = g.settings.half;
-  const Value images = half ? g.cast("images", torch::kHalf) : "images";
-  const std::vector<Value> outputs = TraceWriter(g, *model).write(*state->graph, images);
-  const auto in_float32 = [&](const Value& x) { return half ? g.cast(x, torch::kFloat) : x; };
-  raw.reg = in_float32(outputs[0]);
-  raw.obj = in_float32(outputs[1]);
-  raw.cls = in_float32(outputs[2]);
+  const std::vector<Value> outputs = TraceWriter(g, *model).write(*state->graph, "images");
+  raw.reg = outputs[0];
+  raw.obj = outputs[1];
+  raw.cls = outputs[2];
   return raw;
 }
 
@@ -483,7 +477,7 @@ onnx::Model to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata
 void save_onnx(const onnx::Model& model, const std::string& path) {
   check(model.ByteSizeLong() < (size_t{1} << 31) - 1, path,
         ": an ONNX file is limited to 2 GB, the model has ", model.ByteSizeLong(),
-        " bytes; --fp16 halves the size");
+        " bytes; export it to TorchScript");
   std::ofstream out(path, std::ios::binary);
   check(model.SerializeToOstream(&out) && out.flush(), "cannot write ", path,
         "; check folder, permissions and disk space");

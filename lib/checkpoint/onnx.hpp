@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // ONNX export (opset 17): the operators that forward() of a model calls, written as ONNX nodes. ./export
-// compares the outputs of the ONNX file and the model.
+// compares the outputs of ONNX Runtime and of the model.
 //
 // Shapes: B is the batch size, C the number of classes, H and W are the height and width of the input in
 // pixels, A is the number of anchor points (yolox.hpp), D the number of detections.
@@ -23,7 +23,6 @@ struct ExportSettings {
   bool dynamic = false;               // dynamic batch, height and width; otherwise B = 1 and a fixed size
   bool decode = true;  // false: raw boxes of the network (as tools/export_onnx.py of official YOLOX)
   bool nms = false;    // include NMS: output [D, 7] instead of [B, A, 5 + C]
-  bool half = false;   // weights and computation in float16; decoding and NMS stay in float32
   double conf = 0.3, iou = 0.45;  // minimum score and IoU threshold of NMS
 };
 

@@ -56,13 +56,11 @@ def forward(self, images):
 
 // Returns the model as a TorchScript module. Input of its methods: images float32 [B, 3, H, W], any B, H and
 // W multiples of 32. forward() has the output that ExportSettings (onnx.hpp) describes. rows() has the output
-// before NMS. Changes `model`: its parameters no longer require gradients, and with settings.half its type is
-// float16.
+// before NMS. Changes `model`: its parameters no longer require gradients.
 inline torch::jit::Module to_torchscript(YOLOX& model, const ExportSettings& settings) {
   const torch::NoGradGuard no_grad;
   for (auto& p : model->parameters()) p.set_requires_grad(false);  // the trace stores them as constants
-  const auto type = settings.half ? torch::kHalf : torch::kFloat;
-  model->to(type);
+  model->to(torch::kFloat);
   // raw output [B, A, 5 + C]: boxes, objectness logit, class logits
   std::vector<int> strides;
   const auto network = [&](const Tensor& images) {
@@ -72,20 +70,17 @@ inline torch::jit::Module to_torchscript(YOLOX& model, const ExportSettings& set
   };
   torch::jit::Module module("YOLOX");
   const auto [state, outputs] = torch::jit::tracer::trace(
-      {torch::zeros({2, 3, 64, 64}, type)},
+      {torch::zeros({2, 3, 64, 64})},
       [&](torch::jit::Stack inputs) { return torch::jit::Stack{network(inputs[0].toTensor())}; },
       [](const torch::autograd::Variable&) { return ""; }, /*strict=*/true, /*force_outplace=*/false, &module,
       {"images"});
   module.type()->addMethod(module._ivalue()->compilation_unit()->create_function(
       c10::QualifiedName(*module.type()->name(), "network"), state->graph));
 
-  const std::string half = concat(int(torch::kHalf)), single = concat(int(torch::kFloat));
-  module.define(concat("def raw(self, images):\n  return torch.to(self.network(torch.to(images, ",
-                       settings.half ? half : single, ")), ", single, ")\n"));
   if (settings.decode)
     module.define(concat(R"(
 def rows(self, images):
-  raw = self.raw(images)
+  raw = self.network(images)
   cells : List[Tensor] = []
   strides : List[Tensor] = []
   for s in )",
@@ -103,7 +98,7 @@ def rows(self, images):
   else
     module.define(R"(
 def rows(self, images):
-  raw = self.raw(images)
+  raw = self.network(images)
   return torch.cat([raw[:, :, 0:4], torch.sigmoid(raw[:, :, 4:])], 2)
 )");
   if (!settings.nms) {
