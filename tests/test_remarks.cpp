@@ -16,12 +16,6 @@ StepMetrics step_with_loss_of(double total, double positives = 5, double norm = 
            {"grad_norm", Kind::kLogged, norm}}};
 }
 
-std::string remarks_of(Remarks& remarks, const StepMetrics& n, int steps) {
-  std::string all;
-  for (int i = 0; i < steps; ++i) all += remarks.check_step(n);
-  return all;
-}
-
 }  // namespace
 
 TEST_CASE("remarks: means are those of the steps since the last take()") {
@@ -52,48 +46,21 @@ TEST_CASE("remarks: means are those of the steps since the last take()") {
   }
 }
 
-TEST_CASE("remarks: 100 steps in a row without positives are reported once") {
-  Remarks remarks(true);
-  CHECK(remarks_of(remarks, step_with_loss_of(1, 0), 99) == "");
-  CHECK(remarks_of(remarks, step_with_loss_of(1, 1), 1) == "");
-  CHECK(remarks_of(remarks, step_with_loss_of(1, 0), 99) == "");
-  CHECK(has(remarks_of(remarks, step_with_loss_of(1, 0), 1), "nothing is learnt"));
-  CHECK(remarks_of(remarks, step_with_loss_of(1, 0), 500) == "");
-}
-
-TEST_CASE("remarks: a loss that does not fall in the first 1000 steps is reported; a later plateau is not") {
-  Remarks flat(true), falling(true), tuned(false);
-  CHECK(remarks_of(flat, step_with_loss_of(10), 999) == "");
-  CHECK(has(remarks_of(flat, step_with_loss_of(10), 1), "the loss has not fallen in 1000 steps"));
-  CHECK(remarks_of(flat, step_with_loss_of(10), 3000) == "");
-  CHECK(remarks_of(falling, step_with_loss_of(10), 300) == "");
-  CHECK(remarks_of(falling, step_with_loss_of(9), 3000) == "");
-  CHECK(remarks_of(tuned, step_with_loss_of(10), 3000) == "");
-  Remarks late(true), again(true);
-  CHECK(remarks_of(late, step_with_loss_of(10), 900) == "");
-  CHECK(remarks_of(late, step_with_loss_of(9), 100) == "");  // only the latest steps count
-  CHECK(remarks_of(again, step_with_loss_of(10), 300) == "");
-  CHECK(remarks_of(again, step_with_loss_of(9), 800) == "");
-  CHECK(remarks_of(again, step_with_loss_of(10), 1000) == "");  // checked once
-}
-
 TEST_CASE("remarks: waiting for data half of the time is reported once, after half a minute") {
-  Remarks remarks(true);
-  CHECK(remarks.check_waiting(20, 29) == "");
-  CHECK(remarks.check_waiting(20, 41) == "");
-  CHECK(has(remarks.check_waiting(31, 60), "51 % of the time; use more --workers"));
-  CHECK(remarks.check_waiting(31, 60) == "");
+  bool noted = false;
+  CHECK(waiting_note(20, 29, noted) == "");
+  CHECK(waiting_note(20, 41, noted) == "");
+  CHECK(has(waiting_note(31, 60, noted), "51 % of the time; use more --workers"));
+  CHECK(waiting_note(31, 60, noted) == "");
 }
 
 TEST_CASE("remarks: a learning rate that is far from the usual one of the optimizer is reported") {
-  CHECK(Remarks::check_learning_rate("sgd", 0.0025, 16, false) == "");
-  CHECK(Remarks::check_learning_rate("adamw", 0.001, 16, false) == "");
-  CHECK(
-      has(Remarks::check_learning_rate("sgd", 0.1, 16, false), "usual for sgd and a batch of 16 is 0.0025"));
-  CHECK(has(Remarks::check_learning_rate("adam", 0.04, 16, false),
-            "usual for adam and a batch of 16 is 0.0028"));
-  CHECK(has(Remarks::check_learning_rate("sgd", 1e-6, 16, false), "usual for sgd"));
-  CHECK(Remarks::check_learning_rate("sgd", 1e-6, 16, true) == "");  // fine-tuning
+  CHECK(learning_rate_note("sgd", 0.0025, 16, false) == "");
+  CHECK(learning_rate_note("adamw", 0.001, 16, false) == "");
+  CHECK(has(learning_rate_note("sgd", 0.1, 16, false), "usual for sgd and a batch of 16 is 0.0025"));
+  CHECK(has(learning_rate_note("adam", 0.04, 16, false), "usual for adam and a batch of 16 is 0.0028"));
+  CHECK(has(learning_rate_note("sgd", 1e-6, 16, false), "usual for sgd"));
+  CHECK(learning_rate_note("sgd", 1e-6, 16, true) == "");  // fine-tuning
 }
 
 TEST_CASE("remarks: a nonfinite loss ends the run, a nonfinite gradient only the 20th time in a row") {

@@ -17,7 +17,7 @@ TEST_CASE("threads: one thread computes small networks, in a run without other s
   YOLOX model = make_model("yolox-nano", 3);
   const auto threads = [&](int size, int world) {
     torch::set_num_threads(2);
-    set_compute_threads(conv_flops(model, {size, size}), torch::kCPU, world);
+    set_compute_threads(parameter_count(*model), {size, size}, torch::kCPU, world);
     return torch::get_num_threads();
   };
   CHECK(threads(128, 1) == 1);
@@ -35,7 +35,7 @@ TEST_CASE(
   YOLOX model = make_model("yolox-nano", 3);
   const auto threads = [&](int before) {
     torch::set_num_threads(before);
-    set_compute_threads(conv_flops(model, {416, 416}), torch::kCPU, 1);
+    set_compute_threads(parameter_count(*model), {416, 416}, torch::kCPU, 1);
     return torch::get_num_threads();
   };
   CHECK(threads(usable_cores() + 3) == usable_cores());

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run/progress.hpp"
 
-#include <ATen/record_function.h>
 #include <rapidjson/stringbuffer.h>
 #include <rapidjson/writer.h>
 
 #include <algorithm>
 #include <functional>
-#include <memory>
 #include <numeric>
 
 #include "base/device.hpp"
@@ -17,36 +15,23 @@
 
 namespace yolox {
 
-double conv_flops(YOLOX& model, ImageSize size) {
-  static thread_local double count;
-  count = 0;
-  const auto began = [](const at::RecordFunction& f) -> std::unique_ptr<at::ObserverContext> {
-    if (std::string(f.name()) != "aten::convolution") return nullptr;
-    const auto in = f.inputs();
-    const Tensor x = in[0].toTensor(), weight = in[1].toTensor();
-    const auto stride = in[3].toIntVector(), padding = in[4].toIntVector();
-    double places = double(x.size(0));
-    for (int d = 0; d < 2; ++d)
-      places *= double((x.size(2 + d) + 2 * padding[d] - weight.size(2 + d)) / stride[d] + 1);
-    count += 2 * places * double(weight.numel());  // one multiplication and addition per weight and position
-    return nullptr;
-  };
-  const EvalGuard evaluation(*model);
-  const torch::NoGradGuard no_grad;
-  const auto handle = at::addThreadLocalCallback(
-      at::RecordFunctionCallback(began).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
-  const bool benchmark = at::globalContext().benchmarkCuDNN();
-  at::globalContext().setBenchmarkCuDNN(false);  // these sizes are not those of training
-  model(torch::zeros({1, 3, 64, 64}, model->parameters()[0].options()));
-  at::globalContext().setBenchmarkCuDNN(benchmark);
-  at::removeCallback(handle);
-  return count * size.height * size.width / (64.0 * 64.0);
-}
-
 double parameter_count(const torch::nn::Module& model) {
   double count = 0;
   for (const Tensor& p : model.parameters()) count += double(p.numel());
   return count;
+}
+
+std::string waiting_note(double waited, double seconds, bool& noted) {
+  if (seconds <= 30 || waited <= 0.5 * seconds || std::exchange(noted, true)) return "";
+  return concat("note: training waits for the data loader ", int(100 * waited / seconds),
+                " % of the time; use more --workers, --cache ram, or ./pack the data set");
+}
+
+std::string learning_rate_note(const std::string& optimizer, double lr, int64_t batch, bool fine_tuned) {
+  const double usual = default_lr(optimizer, batch);
+  if (lr <= 8 * usual && (fine_tuned || lr >= usual / 64)) return "";
+  return concat("note: --lr ", lr, " is unusual; usual for ", optimizer, " and a batch of ", batch, " is ",
+                usual);
 }
 
 std::string config_json(const Flags& flags, torch::Device device, const std::string& started, int ranks) {
@@ -74,9 +59,8 @@ std::string config_json(const Flags& flags, torch::Device device, const std::str
   return text.GetString();
 }
 
-RunProgress::RunProgress(const std::string& run, Log& log, int64_t first, bool from_scratch, int rank,
-                         bool dtr, bool evaluates)
-    : log(log), run(run), rank(rank), first(first), dtr(dtr), may_lag(from_scratch), remarks(from_scratch) {
+RunProgress::RunProgress(const std::string& run, Log& log, int64_t first, int rank, bool dtr, bool evaluates)
+    : log(log), run(run), rank(rank), first(first), dtr(dtr) {
   if (rank > 0) return;
   metrics.emplace(run + "/metrics.csv");
   metrics->truncate_after(first, evaluates);
@@ -130,7 +114,6 @@ void RunProgress::step(int64_t i, const StepMetrics& n, double lr, const Plan& p
     recent.add(n);
     of_epoch.add(n);
   }
-  log.line(remarks.check_step(n));
   const bool keep = (i + 1) % plan.per_epoch == 0 || i + 1 == plan.iters;
   if ((keep ? of_epoch : recent).steps == 0 || !(i == first || keep || now() - last_time > 1)) return;
   const double steps = double(recent.steps), seconds = now() - last_time, share = waited / seconds;
@@ -141,7 +124,7 @@ void RunProgress::step(int64_t i, const StepMetrics& n, double lr, const Plan& p
   if (metrics && steps > 0) record(i + 1, epoch, m, lr, speed, share, remade);
   total_waited += waited;
   total_seconds += seconds;
-  log.line(remarks.check_waiting(total_waited, total_seconds));
+  log.line(waiting_note(total_waited, total_seconds, noted_waiting));
   if (keep) m = of_epoch.take();  // the last line of an epoch shows the means over the epoch
   if ((i + 1) % plan.per_epoch == 0) {
     epoch_row = row_of(m, epoch, i + 1, {{"lr", lr}});
@@ -169,8 +152,6 @@ void RunProgress::step(int64_t i, const StepMetrics& n, double lr, const Plan& p
 }
 
 void RunProgress::log_evaluation(int64_t steps, const Evaluation& e, const Plan& plan, bool best) {
-  constexpr int64_t kFewSteps =
-      300;  // batch norm statistics and EMA follow the weights over some hundred steps
   const EvalResult& r = e.result;
   std::string values;
   for (const auto& [name, value] :
@@ -181,9 +162,9 @@ void RunProgress::log_evaluation(int64_t steps, const Evaluation& e, const Plan&
   for (const ClassResult& c : r.per_class)
     if (c.ground_truths > 0) classes.push_back(&c);
   std::ranges::stable_sort(classes, std::ranges::greater(), &ClassResult::AP);
-  std::vector<std::string> remarks_of;
-  if (!std::isnan(e.loss)) remarks_of.push_back("validation loss " + formatted("%.3f", e.loss));
-  if (best) remarks_of.push_back("best so far");
+  std::vector<std::string> texts;
+  if (!std::isnan(e.loss)) texts.push_back("validation loss " + formatted("%.3f", e.loss));
+  if (best) texts.push_back("best so far");
   if (classes.size() > 1) {
     const size_t each = std::min<size_t>(3, classes.size() / 2);
     const auto names = [&](size_t from) {
@@ -192,16 +173,11 @@ void RunProgress::log_evaluation(int64_t steps, const Evaluation& e, const Plan&
         list.push_back(printable(classes[k]->name) + " " + formatted("%.2f", classes[k]->AP));
       return listed(list);
     };
-    remarks_of.push_back(
-        concat("AP of classes: highest ", names(0), "; lowest ", names(classes.size() - each)));
+    texts.push_back(concat("AP of classes: highest ", names(0), "; lowest ", names(classes.size() - each)));
   }
   std::string line;
-  for (const auto& text : remarks_of) line += concat(line.empty() ? "  " : "; ", text);
+  for (const auto& text : texts) line += concat(line.empty() ? "  " : "; ", text);
   log.line(line);
-  if (std::exchange(may_lag, false) && steps < kFewSteps)
-    log.line(
-        "note: after so few steps AP lags behind the loss, because batch norm statistics and EMA follow the "
-        "weights slowly");
   if (!metrics) return;
   Metrics::Row row{{"epoch", double((steps - 1) / plan.per_epoch + 1)},
                    {"iteration", double(steps)},
@@ -329,7 +305,7 @@ static std::string part_of_run(const char* which, int64_t steps, const char* how
 }
 
 void log_plan(Log& log, const Config& config, const Splits& splits, YOLOX& model, ImageSize base,
-              double flops, torch::Device device, const Plan& plan, const Ranks& ranks) {
+              torch::Device device, const Plan& plan, const Ranks& ranks) {
   const Dataset &data = splits.train, &val = splits.val;
   log_flags(log, config);
   log.line(concat("data    ", data.records.size(), " images for training (", data.name, "), ",
@@ -346,8 +322,8 @@ void log_plan(Log& log, const Config& config, const Splits& splits, YOLOX& model
   log_classes(log, splits);
   log.line(concat("model   ", config.model, " ", base.height, "x", base.width,
                   plan.sizes.max_decrease + plan.sizes.max_increase > 0 ? " multi-scale" : "", ", ",
-                  short_count(parameter_count(*model)), " parameters, ", short_count(flops), "FLOPs, on ",
-                  device.str(), ", ", precision_name(config.amp)));
+                  short_count(parameter_count(*model)), " parameters, on ", device.str(), ", ",
+                  precision_name(config.amp)));
   const int world = ranks.info.world;
   std::vector<std::string> locations;
   for (int r = 0; r < world && world > 1; ++r) locations.push_back(concat(r, " on ", ranks.location(r)));
@@ -369,14 +345,14 @@ void log_plan(Log& log, const Config& config, const Splits& splits, YOLOX& model
       ": ", config.optimizer, ", lr ", plan.schedule.lr, " for a batch of ", plan.batch, ", weight decay ",
       config.weight_decay, config.freeze == "none" ? "" : ", frozen " + config.freeze,
       config.ema == 0 ? ", no EMA" : concat(", EMA over ", std::llround(1 / (1 - config.ema)), " steps")));
-  log.line(Remarks::check_learning_rate(config.optimizer, config.lr, plan.batch, fine_tunes));
+  log.line(learning_rate_note(config.optimizer, config.lr, plan.batch, fine_tunes));
 }
 
 int dry_run(Config& config, const Splits& splits, YOLOX& model, ImageSize base, torch::Device device,
             const std::vector<std::string>& notes, Ranks& ranks) {
   Log log("", /*quiet=*/!ranks.first());
   const Plan plan = plan_of(config, int64_t(splits.train.records.size()), ranks.info.world, base);
-  log_plan(log, config, splits, model, base, conv_flops(model, base), device, plan, ranks);
+  log_plan(log, config, splits, model, base, device, plan, ranks);
   for (const std::string& note : notes) log.line(note);
   bool problems = false;
   for (const Dataset* data : {&splits.train, &splits.val}) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Progress of a run: progress line and log, metrics.csv, TensorBoard events, and remarks on unusual
+// Progress of a run: progress line and log, metrics.csv, TensorBoard events, and notes on unusual
 // statistics.
 #pragma once
 #include <torch/torch.h>
@@ -24,71 +24,28 @@
 
 namespace yolox {
 
-// Returns the FLOPs of the convolutions for one image: multiplications plus additions, as in papers. Measures
-// a 64x64 image and scales the result, because the FLOPs are proportional to the pixels.
-double conv_flops(YOLOX& model, ImageSize size);
 double parameter_count(const torch::nn::Module& model);
 
 // Returns config.json of a run: all settings, device, versions, git revision, machine, and the date of the
 // start. ranks: number of ranks.
 std::string config_json(const Flags& flags, torch::Device device, const std::string& started, int ranks);
 
-// Remarks: notes in the log if the statistics of the training steps look wrong. Every function returns a line
-// for the log, or "". Each remark is made at most once in a run.
-class Remarks {
- public:
-  // from_scratch: training does not start from weights, so that the loss must fall.
-  explicit Remarks(bool from_scratch) : from_scratch(from_scratch) {}
+// Returns a note for the log if training has waited for the data loader for more than half of the time, and
+// for more than half a minute in total, otherwise "". waited: seconds of waiting in the last `seconds`
+// seconds. noted: of the run; is set, so that there is one note.
+std::string waiting_note(double waited, double seconds, bool& noted);
 
-  // Checks positives and loss after a step.
-  std::string check_step(const StepMetrics& n) {
-    if (steps < kFew) first += n.total / kFew;
-    ++steps;
-    latest += (n.total - latest) / std::min(double(kFew), double(steps));
-    without_positives = n["positives"] > 0 ? 0 : without_positives + 1;
-    if (without_positives >= 100 && !std::exchange(noted_positives, true))
-      return "note: no object had a positive anchor point for 100 steps, so nothing is learnt; check in "
-             "train_batch0.jpg that the boxes are on the objects, and that --size is large enough";
-    if (from_scratch && steps == kMany && !(latest < 0.98 * first))
-      return concat("note: the loss has not fallen in ", kMany, " steps and is ", latest,
-                    "; check the labels (labels.jpg, train_batch0.jpg) and --lr");
-    return "";
-  }
-
-  // Checks the time that training has waited for the data loader. waited: seconds of waiting in the last
-  // `seconds` seconds.
-  std::string check_waiting(double waited, double seconds) {
-    if (seconds <= 30 || waited <= 0.5 * seconds || std::exchange(noted_waiting, true)) return "";
-    return concat("note: training waits for the data loader ", int(100 * waited / seconds),
-                  " % of the time; use more --workers, --cache ram, or ./pack the data set");
-  }
-
-  // Checks whether the learning rate is unusual.
-  static std::string check_learning_rate(const std::string& optimizer, double lr, int64_t batch,
-                                         bool fine_tuned) {
-    const double usual = default_lr(optimizer, batch);
-    if (lr <= 8 * usual && (fine_tuned || lr >= usual / 64)) return "";
-    return concat("note: --lr ", lr, " is unusual; usual for ", optimizer, " and a batch of ", batch, " is ",
-                  usual);
-  }
-
- private:
-  static constexpr int64_t kFew = 50, kMany = 1000;
-
-  const bool from_scratch;
-  int64_t without_positives = 0, steps = 0;
-  double first = 0, latest = 0;
-  bool noted_positives = false, noted_waiting = false;
-};
+// Returns a note for the log if the learning rate is far from the usual one of the optimizer, otherwise "".
+std::string learning_rate_note(const std::string& optimizer, double lr, int64_t batch, bool fine_tuned);
 
 // Reports the progress of training to the log, metrics.csv and TensorBoard. Used by the training thread.
 class RunProgress {
  public:
   // run: the run folder. first: first step of this process. Only rank 0 writes metrics and events.
-  // from_scratch: see Remarks. dtr: show the statistics of DTR. evaluates: a resumed run evaluates before its
+  // dtr: show the statistics of DTR. evaluates: a resumed run evaluates before its
   // first step, so that rows of an evaluation at this step are deleted.
-  RunProgress(const std::string& run, Log& log, int64_t first, bool from_scratch, int rank = 0,
-              bool dtr = false, bool evaluates = true);
+  RunProgress(const std::string& run, Log& log, int64_t first, int rank = 0, bool dtr = false,
+              bool evaluates = true);
 
   // Restarts the measurement of speed and waiting time. Call it after an evaluation, whose time must not
   // count.
@@ -133,7 +90,6 @@ class RunProgress {
   const int rank;
   const int64_t first;
   const bool dtr;
-  bool may_lag;  // in the next evaluation, AP may lag behind the loss
   bool has_heading = false;
   DtrSteps again;       // statistics of DTR since the last row of metrics.csv
   double exceeded = 0;  // bytes; a step that needs more is worth a new warning
@@ -141,7 +97,7 @@ class RunProgress {
   Metrics::Row epoch_row;  // of epochs.csv
   double epoch_start = now();
   std::optional<Events> events;
-  Remarks remarks;
+  bool noted_waiting = false;
   Means recent, of_epoch;
   std::map<std::string, int64_t> logged_problems;  // logged number of problems of each kind
   double last_time = now();                        // time of the last progress line
@@ -156,9 +112,9 @@ void log_flags(Log& log, const Config& config);
 // Logs the number of boxes, the ten most frequent classes, and the classes without boxes.
 void log_classes(Log& log, const Splits& splits);
 
-// Logs settings, data, model, ranks, and the length of the run. flops: conv_flops() of the model.
+// Logs settings, data, model, ranks, and the length of the run.
 void log_plan(Log& log, const Config& config, const Splits& splits, YOLOX& model, ImageSize base,
-              double flops, torch::Device device, const Plan& plan, const Ranks& ranks);
+              torch::Device device, const Plan& plan, const Ranks& ranks);
 
 // --dry-run: prints what a training logs at its start, and all problems of the data, and ends the ranks.
 // Returns the exit code: 1 if there are problems.

@@ -110,17 +110,15 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr) {
   best_score = t.best.score;
   if (profiling()) its_plan.iters = first + Profile(device).steps();
   plan = its_plan;
-  const bool from_scratch = first == 0 && config.weights.empty();
-  progress.emplace(folder, log, first, from_scratch, ranks.info.rank, with_dtr, evaluation_due(t));
+  progress.emplace(folder, log, first, ranks.info.rank, with_dtr, evaluation_due(t));
   eval_parts = RetryInParts{1, plan.batch_per_rank()};
   const ImageSize base{int(info.height), int(info.width)};
-  const double flops = conv_flops(t.model, base);
-  set_compute_threads(flops, device, ranks.info.world);
+  set_compute_threads(parameter_count(*t.model), base, device, ranks.info.world);
   const std::string settings = config_json(config, device, started, ranks.info.world);
   crash_context(folder, settings, concat("crash", rank_suffix(ranks), ".txt"));
   if (ranks.first() && !replace_file(folder + "/config.json", settings))
     log.line(concat("warning: cannot write ", folder, "/config.json"));
-  log_plan(log, config, data, t.model, base, flops, device, plan, ranks);
+  log_plan(log, config, data, t.model, base, device, plan, ranks);
   for (const auto& text : notes) log.line(text);
   log.line(font_note(data.train.classes));
   progress->log_problems(data);

@@ -91,15 +91,17 @@ std::string turn_on_fused_norm(torch::Device device, Ranks& ranks) {
   return "";
 }
 
-// FLOPs of an image below which one thread is faster, up to 1.9 times: bench/RESULTS.md.
-static constexpr double kSmallNetwork = 1e8;
+// Parameters times pixels of the input below which one thread is faster, up to 1.9 times: bench/RESULTS.md.
+// These are about 1e8 FLOPs for an image: the sizes of YOLOX have 0.0067 to 0.0074 FLOPs for each.
+static constexpr double kSmallNetwork = 1.5e10;
 
-void set_compute_threads(double image_flops, torch::Device device, int world) {
+void set_compute_threads(double parameters, ImageSize size, torch::Device device, int world) {
   if (device.is_cuda() || world > 1) return;
   for (const char* name : {"OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"})
     if (std::getenv(name)) return;
-  torch::set_num_threads(image_flops < kSmallNetwork ? 1
-                                                     : std::min(usable_cores(), torch::get_num_threads()));
+  torch::set_num_threads(parameters * size.height * size.width < kSmallNetwork
+                             ? 1
+                             : std::min(usable_cores(), torch::get_num_threads()));
 }
 
 void lock_resumed_run(SavedRun& saved, Ranks& ranks) {

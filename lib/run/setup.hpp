@@ -36,8 +36,8 @@ bool cudnn_benchmark_pays(const Config& config, const Plan& plan);
 // Sets torch's number of threads for the whole run: one if a step is small, otherwise at most as many as the
 // CPU quota allows. The number does not follow the load of the machine, because the order of additions
 // depends on it. Changes nothing on a GPU, with several ranks, whose launcher divides the cores, and if the
-// user has set OMP_NUM_THREADS or the cores of OpenMP. image_flops: conv_flops() of the run.
-void set_compute_threads(double image_flops, torch::Device device, int world);
+// user has set OMP_NUM_THREADS or the cores of OpenMP. parameters: of the model. size: of the input.
+void set_compute_threads(double parameters, ImageSize size, torch::Device device, int world);
 
 // Locks the folder of a resumed run and reads its newest checkpoint again, because a training that was just
 // ending may have saved a later step since find_run(). Throws if another training uses the folder, or if it
