@@ -30,7 +30,7 @@ progress() { :; }
 
 packages=(g++ cmake ninja-build ccache python3-venv libopencv-dev libjpeg-dev libcxxopts-dev rapidjson-dev
   libpugixml-dev libyaml-cpp-dev liblmdb-dev libzip-dev libgloo-dev libprotobuf-dev protobuf-compiler
-  libfreetype-dev fonts-dejavu-core doctest-dev ${YOLOX_PACKAGES:-})
+  doctest-dev ${YOLOX_PACKAGES:-})
 # weights/get downloads with curl or wget.
 command -v curl >/dev/null || command -v wget >/dev/null || packages+=(curl ca-certificates)
 # Without root, the packages are unpacked into .packages. DT_RPATH, unlike the default DT_RUNPATH, is also used for the

@@ -118,6 +118,10 @@ static const char several_machines[] =
     "torchrun and srun start ranks on several machines: torchrun --no-python --nnodes 2 --nproc-per-node 4 "
     "--rdzv-backend c10d --rdzv-endpoint HOST0:29500 ./train ...";
 static const Gone gone_flags[] = {
+    {"crop", "false", "cut the boxes of --json FILE out of the images"},
+    {"draw", "true", "images are always drawn, into --save DIR"},
+    {"no-draw", "false", "images are always drawn, into --save DIR"},
+    {"recursive", "false", "run ./demo once for each folder"},
     {"bn-momentum", "0.03",
      "it follows from the recipe and the length of the run; edit norm_momentum in config.hpp"},
     {"fast", "off",

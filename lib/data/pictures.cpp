@@ -34,104 +34,20 @@ static cv::Rect pixels_of(const Box& box, cv::Size size) {
   return {a.x, a.y, b.x - a.x, b.y - a.y};
 }
 
-// Returns the line width of a box: that of the image, and at most a sixteenth of the shorter side of the box.
-static int line_width(const cv::Rect& box, cv::Size size) {
-  const int most = std::max(1, int(std::lround(std::max(size.width, size.height) / 400.0)));
-  return std::clamp(std::min(box.width, box.height) / 16, 1, most);
-}
-
-static double part_hidden(const cv::Rect& of, const cv::Rect& by) {
-  return of.area() > 0 ? double((of & by).area()) / of.area() : 0;
-}
-
-std::vector<PlacedLabel> place_labels(cv::Size size, const std::vector<LabelledBox>& boxes,
-                                      LabelStyle style) {
-  const cv::Rect image({0, 0}, size);
-  const int usual = std::max(11, std::max(size.width, size.height) / 36);
-  std::vector<cv::Rect> rects;
-  for (const auto& [box, _] : boxes) rects.push_back(pixels_of(box, size));
-  std::vector<PlacedLabel> placed(boxes.size());
-  for (size_t i = 0; i < boxes.size(); ++i) {
-    if (boxes[i].text.empty()) continue;
-    const cv::Rect box = rects[i], visible = box & image;
-    const int line = line_width(box, size), side = std::min(box.width, box.height);
-    const int em = side < 3 * usual ? std::max(10, usual * 3 / 4) : usual;
-    cv::Size label = text_extent(boxes[i].text, em) + cv::Size(4, 0);
-    label = {std::min(label.width, size.width), std::min(label.height, size.height)};
-    // Sets the cost of a place: what it hides, and 0.01 for each place that is preferred to it.
-    double least = 1e9;
-    int order = 0;
-    bool obtrusive = true;
-    const auto offer = [&](int x, int y, bool slide_x, bool slide_y) {
-      const double rank = 0.01 * order++;
-      if (slide_x) x = std::clamp(x, 0, size.width - label.width);
-      if (slide_y) y = std::clamp(y, 0, size.height - label.height);
-      const cv::Rect place({x, y}, label);
-      if ((place & image) != place) return;
-      double cost = rank, hidden = 0, written = 0;
-      for (size_t k = 0; k < rects.size(); ++k) {
-        const double part = part_hidden(rects[k] & image, place);
-        hidden = std::max(hidden, part);
-        cost += 5 * part;
-        if (part > 0 && (rects[k] & place) != place) cost += 0.05;  // a line of the box crosses the label
-        if (k >= i || placed[k].place.empty()) continue;
-        const double over =
-            std::max(part_hidden(placed[k].place, place), part_hidden(place, placed[k].place));
-        written = std::max(written, over);
-        cost += 3 * over;
-      }
-      if (cost >= least) return;
-      least = cost;
-      obtrusive = hidden > 0.15 || written > 0.05;
-      placed[i] = {place, em};
-    };
-    const int left = box.x - line / 2, right = box.br().x + line - label.width;
-    const int above = box.y - line - label.height, below = box.br().y + line + 1;
-    offer(left, above, true, false);
-    offer(visible.x + line, visible.y + line, true, true);  // inside; the cost is small in a large box
-    offer(right, above, true, false);
-    offer(left, below, true, false);
-    offer(right, below, true, false);
-    for (const int y : {box.y, box.br().y - label.height}) {
-      offer(box.br().x + line + 1, y, false, true);
-      offer(box.x - line - label.width, y, false, true);
-    }
-    if (style == LabelStyle::unobtrusive && obtrusive) placed[i] = {};
+void draw_boxes(cv::Mat& image, const std::vector<LabelledBox>& boxes) {
+  const int side = std::max(image.cols, image.rows), line = std::max(1, int(std::lround(side / 400.0))),
+            em = std::max(11, side / 36);
+  for (auto b = boxes.rbegin(); b != boxes.rend(); ++b) {
+    const cv::Scalar colour = b->box.cls == kIgnoredRegion ? cv::Scalar::all(255) : class_colour(b->box.cls);
+    const cv::Rect box = pixels_of(b->box, image.size());
+    cv::rectangle(image, box.tl(), box.br(), colour, line);
+    if (b->text.empty()) continue;
+    const cv::Size label = text_extent(b->text, em) + cv::Size(4, 0);
+    const cv::Point place(std::clamp(box.x, 0, std::max(0, image.cols - label.width)),
+                          std::clamp(box.y - label.height, 0, std::max(0, image.rows - label.height)));
+    cv::rectangle(image, {place, label}, colour, cv::FILLED);
+    draw_text(image, b->text, place + cv::Point(2, 0), em, text_colour(colour));
   }
-  return placed;
-}
-
-// Draws white diagonal lines over a region that is ignored.
-static void hatch(cv::Mat& image, const cv::Rect& region) {
-  constexpr int kSpace = 12;  // pixels
-  cv::Mat part = image(region & cv::Rect({0, 0}, image.size()));
-  for (int x = -part.rows; x < part.cols; x += kSpace)
-    cv::line(part, {x, 0}, {x + part.rows, part.rows}, cv::Scalar::all(255));
-}
-
-void draw_boxes(cv::Mat& image, const std::vector<LabelledBox>& all, LabelStyle style) {
-  std::vector<LabelledBox> boxes;
-  for (const LabelledBox& b : all) {
-    if (b.box.cls == kIgnoredRegion)
-      hatch(image, pixels_of(b.box, image.size()));
-    else
-      boxes.push_back(b);
-  }
-  const auto placed = place_labels(image.size(), boxes, style);
-  const auto for_each_backwards = [&](const auto& draw) {
-    for (size_t i = boxes.size(); i-- > 0;) draw(boxes[i], placed[i], class_colour(boxes[i].box.cls));
-  };
-  for_each_backwards([&](const auto&, const auto& label, const auto& colour) {
-    if (!label.place.empty()) cv::rectangle(image, label.place, colour, cv::FILLED);
-  });
-  for_each_backwards([&](const auto& box, const auto&, const auto& colour) {
-    const cv::Rect r = pixels_of(box.box, image.size());
-    cv::rectangle(image, r.tl(), r.br(), colour, line_width(r, image.size()));
-  });
-  for_each_backwards([&](const auto& box, const auto& label, const auto& colour) {
-    if (!label.place.empty())
-      draw_text(image, box.text, {label.place.x + 2, label.place.y}, label.em, text_colour(colour));
-  });
 }
 
 namespace {
@@ -147,9 +63,9 @@ struct Tile {
 // Draws images of equal size in rows. An image smaller than 320 pixels is enlarged by a whole factor, so that
 // its labels are legible. Leaves more space after each `group` columns.
 static Image draw_tiles(const std::vector<Tile>& tiles, int columns, int group) {
-  const cv::Size from = tiles[0].image.size();
-  const int factor = std::max(1, 320 / std::max(from.width, from.height));
-  const cv::Size size = from * factor;
+  const cv::Size original = tiles[0].image.size();
+  const int factor = std::max(1, 320 / std::max(original.width, original.height));
+  const cv::Size size = original * factor;
   const int em = std::max(11, std::max(size.width, size.height) / 36), gap = 4;
   const bool titled = std::any_of(tiles.begin(), tiles.end(), [](const Tile& t) { return !t.title.empty(); });
   const int caption = titled ? text_extent("", em).height + 4 : 0;
@@ -158,14 +74,14 @@ static Image draw_tiles(const std::vector<Tile>& tiles, int columns, int group) 
   Image sheet({left(columns - 1) + size.width, rows * (caption + size.height + gap) - gap}, 40);
   for (int i = 0; i < n; ++i) {
     const cv::Point place(left(i % columns), i / columns * (caption + size.height + gap));
-    draw_text(sheet, fitted_text(tiles[i].title, em, size.width - 8), place + cv::Point(4, 2), em,
-              cv::Scalar::all(235));
+    cv::Mat title = sheet(cv::Rect(place, cv::Size(size.width, caption)));  // cuts a long title
+    if (titled) draw_text(title, tiles[i].title, {4, 2}, em, cv::Scalar::all(235));
     cv::Mat tile = sheet(cv::Rect(place + cv::Point(0, caption), size));
     cv::resize(tiles[i].image, tile, size, 0, 0, cv::INTER_NEAREST);
     std::vector<LabelledBox> boxes = *tiles[i].boxes;
     for (auto& [box, _] : boxes)
       box = {box.x1 * factor, box.y1 * factor, box.x2 * factor, box.y2 * factor, box.cls};
-    draw_boxes(tile, boxes, LabelStyle::unobtrusive);
+    draw_boxes(tile, boxes);
   }
   return sheet;
 }
@@ -204,8 +120,7 @@ std::vector<std::string> short_names(const std::vector<int64_t>& indices, const 
   return names;
 }
 
-// Sorts boxes by area, so that small boxes are drawn over large ones and get the best places for their
-// labels.
+// Sorts boxes by area, so that small boxes are drawn over large ones.
 static void smallest_first(std::vector<LabelledBox>& boxes) {
   const auto area = [](const LabelledBox& b) { return (b.box.x2 - b.box.x1) * (b.box.y2 - b.box.y1); };
   std::ranges::stable_sort(boxes, {}, area);
@@ -277,13 +192,15 @@ Image draw_label_statistics(const Dataset& data) {
   text(concat("boxes per class",
               order.size() > size_t(bars) ? concat(" (", bars, " of ", order.size(), ")") : ""),
        10, 25);
-  const double most = std::max<double>(1, counts[order[0]]), step = std::min(40.0, double(side) / bars);
+  const double highest = std::max<double>(1, counts[order[0]]), step = std::min(40.0, double(side) / bars);
   for (int k = 0; k < bars; ++k) {
     const int y = int(edge + k * step), thick = std::max(1, int(step * 0.8)), c = int(order[k]);
-    const int length = int(std::lround((side - 190) * counts[c] / most));
+    const int length = int(std::lround((side - 190) * counts[c] / highest));
     cv::rectangle(sheet, {130, y, std::max(1, length), thick}, class_colour(c), cv::FILLED);
     const int em = std::max(9, int(std::min(14.0, 0.9 * step)));
-    text(fitted_text(data.classes[c], em, 122), 5, y + thick / 2, em);
+    cv::Mat name =
+        sheet(cv::Rect(5, y, 122, std::max(thick, text_extent("", em).height)));  // cuts a long name
+    draw_text(name, data.classes[c], {0, (thick - text_extent("", em).height) / 2}, em, cv::Scalar::all(40));
     text(std::to_string(counts[c]), 135 + length, y + thick / 2, em);
   }
 

@@ -20,26 +20,9 @@ struct LabelledBox {
   std::string text;  // label, UTF-8
 };
 
-enum class LabelStyle {
-  all,          // each box has its label, at the place where it hides least
-  unobtrusive,  // leaves out a label that would hide much of a box or of another label
-};
-
-// A label at its place in the image.
-struct PlacedLabel {
-  cv::Rect place;  // empty: the label is left out
-  int em = 0;      // font size in pixels
-};
-
-// Chooses a place for the label of each box: above, below or beside it, or inside of a box that is much
-// larger than the label. Prefers places that hide no small box and no label of an earlier box. Labels of
-// small boxes are smaller. size: size of the image.
-std::vector<PlacedLabel> place_labels(cv::Size size, const std::vector<LabelledBox>& boxes, LabelStyle style);
-
-// Draws boxes with their labels, the most important box first. Boxes are drawn over the coloured areas of
-// labels, and earlier boxes over later ones. Small boxes have thin lines. Regions of the class kIgnoredRegion
-// are hatched.
-void draw_boxes(cv::Mat& image, const std::vector<LabelledBox>& boxes, LabelStyle style);
+// Draws boxes with their labels above them, within the image; the first box is drawn over the others. Regions
+// of the class kIgnoredRegion are white.
+void draw_boxes(cv::Mat& image, const std::vector<LabelledBox>& boxes);
 
 // Draws the first 16 images of a batch, [B, H, W, 3] uint8, with their boxes, in rows of four. titles: text
 // above each image; may be empty. Images smaller than 320 pixels are enlarged.
