@@ -152,7 +152,7 @@ struct Config : Flags {
   int keep =
       flag(keep, "Output", "keep", 1, "N", "number of older checkpoints kept beside last.pth", at_least(0));
   int patience = flag(patience, "Output", "patience", 0, "N",
-                      "early stopping after N evaluations without a gain; 0 = off", at_least(0));
+                      "early stopping after N evaluations without a better score; 0 = off", at_least(0));
   double conf =
       flag(conf, "Output", "conf", 0.01, "P", "minimum score of a detection in evaluation", between(0, 1));
   double nms = flag(nms, "Output", "nms", 0.65, "IOU", "NMS IoU threshold in evaluation", between(1e-6, 1));

@@ -252,10 +252,8 @@ class Ranks {
   }
   // Reports the run folder to the launcher of this machine, which resumes from there after a failure.
   void report_run_folder(const std::string& run) const {
-    const std::string fd = environment_variable("YOLOX_REPORTS");
-    if (fd.empty()) return;
-    if (write(std::atoi(fd.c_str()), run.data(), run.size()) < 0) return;
-    close(std::atoi(fd.c_str()));
+    const int fd = std::atoi(environment_variable("YOLOX_REPORTS").c_str());  // 0: there is no launcher
+    if (fd > 0 && write(fd, run.data(), run.size()) >= 0) close(fd);
   }
   // Waits for all ranks, closes the connections and deletes this object. Call it at the end of a successful
   // run.

@@ -238,7 +238,7 @@ def main():
                     problems.append(f"attempt {attempts}: orphans {orphans}")
                     send(orphans, signal.SIGKILL)
             log = run.parent / (run.name + ".log")
-            done = f"done: {run}/last.pth".encode() in log.read_bytes().replace(b"\n        ", b" ")
+            done = f"done: {run}/last.pth".encode() in log.read_bytes()
             if done:
                 complete += 1
                 if where := difference(expected, load(run)):

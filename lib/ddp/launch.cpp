@@ -111,14 +111,14 @@ static std::string describe_exit_status(int status) {
                 killed ? " (by a user, or by the kernel because memory ran out)" : "");
 }
 
-// Returns the last `most` lines of a text, indented, without empty lines.
-static std::string last_lines(const std::string& text, size_t most) {
+// Returns the last `count` lines of a text, indented, without empty lines.
+static std::string last_lines(const std::string& text, size_t count) {
   std::vector<std::string> lines;
   std::istringstream in(text);
   for (std::string line; std::getline(in, line);)
     if (!line.empty()) lines.push_back(line);
   std::string last;
-  for (size_t i = lines.size() - std::min(lines.size(), most); i < lines.size(); ++i)
+  for (size_t i = lines.size() - std::min(lines.size(), count); i < lines.size(); ++i)
     last += "\n  " + lines[i];
   return last;
 }
@@ -222,9 +222,9 @@ int launch(const Launch& l, int argc, char** argv) {
   std::vector<std::string> words(argv, argv + argc);
   std::string run;  // kept over attempts, because an attempt that fails early does not report the run folder
   for (int restarts = 0;;) {
-    std::string told;
-    const int code = run_ranks(l, words, told);
-    if (!told.empty()) run = told;
+    std::string reported;
+    const int code = run_ranks(l, words, reported);
+    if (!reported.empty()) run = reported;
     if (code == 0 || code == 2 || stop_signal || run.empty()) return code;
     std::string restart = "out of memory";  // not counted: each time, the ranks need less memory
     if (code != kNeedsRestart) {

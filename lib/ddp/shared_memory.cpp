@@ -62,13 +62,13 @@ bool SharedMemoryGather::wait(int r) {
     __builtin_ia32_pause();
 #endif
   }
-  const timespec most{0, 50000000};
+  const timespec timeout{0, 50000000};
   for (char state = 'R'; !there(); state = process_state(pids[r])) {
     if (state == 'Z' || state == 'X') return false;
     ++s.sleepers;
     std::atomic_thread_fence(std::memory_order_seq_cst);
     const uint32_t seen = s.turn.load();
-    if (int32_t(seen - turn) < 0) futex(s.turn, FUTEX_WAIT, seen, &most);
+    if (int32_t(seen - turn) < 0) futex(s.turn, FUTEX_WAIT, seen, &timeout);
     --s.sleepers;
   }
   return true;

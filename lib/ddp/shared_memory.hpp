@@ -76,8 +76,8 @@ class SharedMemoryGather {
   Slot& slot(int r) { return static_cast<Slot*>(memory)[r]; }
   bool map();
 
-  static long futex(std::atomic<uint32_t>& word, int what, uint32_t value, const timespec* most) {
-    return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), what, value, most, nullptr, 0);
+  static long futex(std::atomic<uint32_t>& word, int what, uint32_t value, const timespec* timeout) {
+    return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), what, value, timeout, nullptr, 0);
   }
   static void wake(Slot& s);
   // Waits until rank r has written its values. Returns false if its process ended. Spins for some

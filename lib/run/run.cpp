@@ -144,9 +144,9 @@ void Run::check_signals() {
   const bool due = ranks.first() && config.save_minutes > 0 && !profiling() &&
                    now() - saver.last_save_time > 60 * config.save_minutes;
   // Not part of the step's collectives, because on a GPU the host reads their results one step later.
-  const int most = int(ranks.max(2 * int(stop_signal) + int(due)));
-  stop = most / 2;
-  save_due = most % 2 == 1;
+  const int agreed = int(ranks.max(2 * int(stop_signal) + int(due)));
+  stop = agreed / 2;
+  save_due = agreed % 2 == 1;
 }
 
 bool Run::must_read_all(const Training& t) const {

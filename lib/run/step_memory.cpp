@@ -11,13 +11,13 @@ namespace yolox {
 // Times the computation of a step without DTR that --bs auto accepts with DTR.
 static constexpr double kMaxSlowdown = 1.3;
 
-MicroBatches::MicroBatches(Training& t, int64_t accum, int64_t most, const Ranks& ranks, StepGraphs& graphs,
-                           Log& log)
+MicroBatches::MicroBatches(Training& t, int64_t accum, int64_t max_parts, const Ranks& ranks,
+                           StepGraphs& graphs, Log& log)
     : t(t),
       ranks(ranks),
       graphs(graphs),
       log(log),
-      in_parts{std::min(accum, most), most},
+      in_parts{std::min(accum, max_parts), max_parts},
       statistics(*t.model) {}
 
 int64_t MicroBatches::retry(const std::exception& e, int64_t parts, ImageSize size) {
@@ -101,25 +101,25 @@ static std::string find_batch(Config& config, const TrialStep& trial, int64_t n,
     return ran && slowdown <= kMaxSlowdown && (bytes <= budget || (with_dtr && dtr_budget <= budget));
   };
   // The learning rate needs some steps in an epoch.
-  const int64_t most = std::max<int64_t>(1, n / 10 / world), found = largest_batch(most, fits);
+  const int64_t limit = std::max<int64_t>(1, n / 10 / world), found = largest_batch(limit, fits);
   check(found > 0, "not even one image fits in memory; give ", with_dtr ? "a larger --dtr, or " : "",
         "a smaller --size or --model");
   config.bs = int(found) * world;
   config.accum = std::min(config.accum, int(found));
-  return concat("--bs auto: ", config.bs, found == most ? " (at least ten steps in an epoch)" : "",
+  return concat("--bs auto: ", config.bs, found == limit ? " (at least ten steps in an epoch)" : "",
                 "; the memory budget is ", short_bytes(mine), world > 1 ? " per rank" : "");
 }
 
 std::string choose_batch(Config& config, const TrialStep& trial, int64_t n, Ranks& ranks, Log& log) {
   if (config.bs == 0) return find_batch(config, trial, n, ranks, log);
   if (ranks.alone() || trial.device.is_cpu() || trial.dtr.on()) return "";
-  const int given = config.accum, world = ranks.info.world, most = config.bs / world,
+  const int given = config.accum, world = ranks.info.world, max_parts = config.bs / world,
             share = (config.bs + world - 1) / world;
   while (!std::isfinite(ranks.max(trial(share, config.accum)))) {
-    check(config.accum < most,
+    check(config.accum < max_parts,
           "the largest step does not fit in memory, even with one image at a time; give a smaller --size or "
           "--model");
-    config.accum = std::min(2 * config.accum, most);
+    config.accum = std::min(2 * config.accum, max_parts);
   }
   if (config.accum == given) return "";
   return concat("accum   ", config.accum, " instead of ", given, ": with less, a step of ",

@@ -26,18 +26,18 @@ namespace yolox {
 
 // The number of parts of a computation, which grows while memory runs out.
 struct RetryInParts {
-  int64_t parts, most;  // current and maximum number of parts
-  int64_t retries = 0;  // number of computations that ran out of memory
+  int64_t parts, max_parts;  // current and maximum number of parts
+  int64_t retries = 0;       // number of computations that ran out of memory
 
   // Returns the next number of parts to try, twice as many as `now`. Call it in the catch block of an attempt
-  // in `now` parts. Rethrows e if it is no out-of-memory error. Throws if `most` parts do not fit.
+  // in `now` parts. Rethrows e if it is no out-of-memory error. Throws if `max_parts` parts do not fit.
   int64_t more_parts(const std::exception& e, int64_t now) const {
     // Without its CUDA graph, the step needs less memory; see StepGraphs.
     if (!is_out_of_memory(e) || CudaGraph::recording()) throw;
     const std::string what = e.what(), cause = concat(" (", what.substr(0, what.find('\n')), ")");
-    const char* least = most > 1 ? "one image at a time" : "a single image";
-    check(now < most, "out of memory, even with ", least, "; give a smaller --size or --model", cause);
-    return std::min(2 * now, most);
+    const char* least = max_parts > 1 ? "one image at a time" : "a single image";
+    check(now < max_parts, "out of memory, even with ", least, "; give a smaller --size or --model", cause);
+    return std::min(2 * now, max_parts);
   }
   // The computation has succeeded in `now` parts. The first time, the larger number of parts is for this
   // computation only, because one batch may be unusually large. From the second time on it is kept.
@@ -77,8 +77,9 @@ struct SavedStatistics {
 // The micro-batches of a step: --accum, and twice as many after an out-of-memory error.
 class MicroBatches {
  public:
-  // most: maximum number of micro-batches: images of the smallest share of a rank.
-  MicroBatches(Training& t, int64_t accum, int64_t most, const Ranks& ranks, StepGraphs& graphs, Log& log);
+  // max_parts: maximum number of micro-batches: images of the smallest share of a rank.
+  MicroBatches(Training& t, int64_t accum, int64_t max_parts, const Ranks& ranks, StepGraphs& graphs,
+               Log& log);
   // Copies the batch norm statistics. Call it before each step.
   void save_statistics() { statistics.save(); }
   // Returns the number of micro-batches to begin with.
