@@ -11,11 +11,6 @@
 
 namespace c10d {
 
-inline std::string getNcclVersion() {
-  const char* version = std::getenv("SIMULATED_NCCL_VERSION");
-  return version ? version : "2.27.5";
-}
-
 class ProcessGroupNCCL : public Backend {
  public:
   using Tensors = std::vector<at::Tensor>;
