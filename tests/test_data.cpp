@@ -999,7 +999,7 @@ TEST_CASE("loader: starts at most as many threads as images can be in progress" 
         while (!go) std::this_thread::yield();
         return Item();
       },
-      0, 100, 2, {32, 32}, /*threads=*/50, false, 0, /*ahead=*/3);
+      0, 100, 2, {32, 32}, /*threads=*/50, false);
   CHECK(threads() - before == 6);
   go = true;
 }

@@ -53,11 +53,11 @@ void append_number(std::string& out, T value) {
   out.append(reinterpret_cast<const char*>(&value), sizeof(T));
 }
 
-// Returns "a, b, c". If there are more than `most` names, the rest is "...".
-inline std::string listed(const std::vector<std::string>& names, size_t most = 8) {
+// Returns "a, b, c". If there are more than `max` names, the rest is "...".
+inline std::string listed(const std::vector<std::string>& names, size_t max = 8) {
   std::string text;
-  for (size_t i = 0; i < std::min(names.size(), most); ++i) text += (i ? ", " : "") + names[i];
-  return text + (names.size() > most ? ", ..." : "");
+  for (size_t i = 0; i < std::min(names.size(), max); ++i) text += (i ? ", " : "") + names[i];
+  return text + (names.size() > max ? ", ..." : "");
 }
 
 // Returns a number with three significant digits: 1.21, 12.3.

@@ -24,10 +24,10 @@ int usable_cores();
 // two cores to the threads that launch the work of the GPU.
 int loader_threads(int workers, int loaders = 1, bool gpu = false);
 
-// Calls f(i) for every i from 0 to n - 1 on up to `most` threads (0: one per core), and on fewer if the
-// system refuses to create them. Rethrows the first exception of f after all threads have ended.
+// Calls f(i) for every i from 0 to n - 1 on up to `max_threads` threads (0: one per core), and on fewer if
+// the system refuses to create them. Rethrows the first exception of f after all threads have ended.
 template <class F>
-void parallel_for(int64_t n, const F& f, unsigned most = 0) {
+void parallel_for(int64_t n, const F& f, unsigned max_threads = 0) {
   std::atomic<int64_t> next{0};
   std::exception_ptr error;
   std::mutex mutex;
@@ -41,9 +41,9 @@ void parallel_for(int64_t n, const F& f, unsigned most = 0) {
       next = n;
     }
   };
-  if (most == 0) most = unsigned(usable_cores());
+  if (max_threads == 0) max_threads = unsigned(usable_cores());
   try {
-    for (unsigned t = 1; t < most && t < n; ++t) threads.emplace_back(work);
+    for (unsigned t = 1; t < max_threads && t < n; ++t) threads.emplace_back(work);
   } catch (const std::system_error&) {}
   work();
   for (auto& t : threads) t.join();

@@ -12,17 +12,16 @@
 namespace yolox {
 
 Loader::Loader(Make make, int64_t first, int64_t end, int batch, cv::Size size, int threads, bool pinned,
-               int64_t stride, size_t ahead)
+               int64_t stride)
     : make(std::move(make)),
       position(first),
       end(end),
       stride(stride ? stride : batch),
-      ahead(ahead),
       batch(batch),
       size(size),
       pinned(pinned) {
   start_batches();
-  start_workers(workers, int(std::clamp<int64_t>(threads, 1, int64_t(ahead) * batch)),
+  start_workers(workers, int(std::clamp<int64_t>(threads, 1, int64_t(kAhead) * batch)),
                 [this](const std::stop_token& stop) { work(stop); });
 }
 
@@ -57,7 +56,7 @@ Batch Loader::next() {
 }
 
 void Loader::start_batches() {
-  while (pending.size() < ahead && position < end) {
+  while (pending.size() < kAhead && position < end) {
     const size_t n = std::min<int64_t>(batch, end - position);
     auto p = std::make_shared<PendingBatch>();
     const std::vector<int64_t> shape{int64_t(n), size.height, size.width, 3};

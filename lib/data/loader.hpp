@@ -31,9 +31,9 @@ class Loader {
   // smaller. size: width and height of the images in pixels. threads: worker threads; at most as many as
   // images can be in progress. pinned: allocate images in pinned memory, if there is enough. stride: distance
   // between the first positions of two batches, for a rank that loads its part of a larger batch; 0 means
-  // `batch`. ahead: maximum number of unfinished and waiting batches.
+  // `batch`.
   Loader(Make make, int64_t first, int64_t end, int batch, cv::Size size, int threads, bool pinned,
-         int64_t stride = 0, size_t ahead = 3);
+         int64_t stride = 0);
   ~Loader();
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
@@ -50,6 +50,8 @@ class Loader {
   Batch next();
 
  private:
+  static constexpr size_t kAhead = 3;  // unfinished and waiting batches
+
   // A batch in progress.
   struct PendingBatch {
     Tensor images;
@@ -61,7 +63,7 @@ class Loader {
     std::exception_ptr error;   // the first exception of make()
   };
 
-  // Appends batches to `pending` until there are `ahead`. The caller must hold the mutex, except in the
+  // Appends batches to `pending` until there are kAhead. The caller must hold the mutex, except in the
   // constructor.
   void start_batches();
 
@@ -71,7 +73,6 @@ class Loader {
   const Make make;
   int64_t position;
   const int64_t end, stride;
-  const size_t ahead;
   const int batch;
   const cv::Size size;
   bool pinned;
