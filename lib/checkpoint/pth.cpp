@@ -116,8 +116,12 @@ class ZipReader {
 
   bool has(const std::string& name) const { return records_.count(name) != 0; }
 
-  // Returns the length of a record, as the archive states it. The file may be shorter.
-  uint64_t bytes(const std::string& name) const { return records_.at(name).bytes; }
+  // Returns the length of a record. Throws if it is longer than the file.
+  uint64_t bytes(const std::string& name) const {
+    const uint64_t bytes = records_.at(name).bytes;
+    if (bytes > file_bytes_) damaged(name, " is longer than the file");
+    return bytes;
+  }
 
   // Reads the data of a record, bytes(name) bytes, and compares the checksum. Throws if the record is
   // damaged.
@@ -137,13 +141,10 @@ class ZipReader {
     if (record.has_checksum && zip_fread(data.get(), &beyond, 1) != 0) damaged(name, " has a wrong checksum");
   }
   std::string read(const std::string& name) {
-    if (bytes(name) > file_bytes_) damaged(name, " is longer than the file");
     std::string out(bytes(name), '\0');
     read(name, out.data());
     return out;
   }
-
-  uint64_t file_bytes() const { return file_bytes_; }
 
  private:
   struct Record {
@@ -171,32 +172,11 @@ const std::vector<std::pair<std::string, at::ScalarType>> kStorageTypes = {
     {"torch.ComplexFloatStorage", at::kComplexFloat},
     {"torch.ComplexDoubleStorage", at::kComplexDouble}};
 
-// Returns false if inserting these keys into a c10::Dict could exhaust the memory. c10::Dict doubles its hash
-// table until each key lies within log2(slots) of its preferred slot, so that a few keys with colliding
-// hashes make the table huge. Tests the keys with a table of 16 slots per key and the factor of Dict's
-// Fibonacci hashing.
-bool keys_are_hash_safe(const std::vector<c10::IValue>& keys) {
-  int bits = 4;
-  while (keys.size() << 4 > uint64_t(1) << bits) ++bits;
-  std::vector<uint64_t> slots;
-  for (const auto& key : keys)
-    slots.push_back(c10::detail::DictKeyHash()(key) * 11400714819323198485ull >> (64 - bits));
-  std::sort(slots.begin(), slots.end());
-  uint64_t next_free = 0;
-  for (const uint64_t slot : slots) {
-    next_free = std::max(next_free, slot);
-    if (next_free++ - slot >= uint64_t(bits)) return false;
-  }
-  return true;
-}
-
 c10::IValue opaque(std::string name) {
   return c10::IValue::make_capsule(c10::make_intrusive<Opaque>(std::move(name)));
 }
 
-// The pickle virtual machine. Values are nodes that refer to each other by index, so that cycles and deeply
-// nested lists cannot overflow the stack. build() converts the nodes that are reachable from the result to a
-// tree of IValues.
+// The pickle virtual machine. A class or function is an Opaque with its name, a storage a 1-D tensor.
 class Unpickler {
  public:
   // program: contents of data.pkl.
@@ -205,28 +185,19 @@ class Unpickler {
   // Executes the program and returns its result. Throws if the program is damaged.
   c10::IValue run() {
     while (step()) {}
-    return build(pop(), 0);
+    return pop();
   }
 
  private:
-  enum class Kind : uint8_t { kValue, kTuple, kList, kDict, kGlobal, kOpaque, kStorage };
-  using Id = uint32_t;
-  using Ids = std::vector<Id>;
-  struct Node {
-    Kind kind;
-    c10::IValue value;  // a number, string or tensor; the 1-D tensor of a storage; else a class name
-    Ids items;          // elements; a dict has key, value, key, value, ...
-  };
+  using Values = std::vector<c10::IValue>;
 
-  static constexpr Id kNothing = ~Id(0);
   ZipReader& zip_;
-  std::string program_;
-  size_t at_ = 0, memoized_ = 0, copied_ = 0, built_ = 0;
-  std::vector<Node> nodes_;
-  Ids stack_, memo_;
-  std::vector<size_t> marks_;                             // stack heights at each MARK
+  const std::string program_;
+  size_t at_ = 0;
+  Values stack_;
+  std::vector<size_t> marks_;  // stack heights at each MARK
+  std::unordered_map<uint64_t, c10::IValue> memo_;
   std::unordered_map<std::string, at::Tensor> storages_;  // by record name, as uint8 tensors
-  uint64_t loaded_ = 0;                                   // total bytes in storages_
 
   // ---- reading the program. Throws if the program ends too early.
 
@@ -246,120 +217,131 @@ class Unpickler {
     take(1);
     return out;
   }
-
-  // ---- stack and nodes
-
-  Id add(Kind kind, c10::IValue value, Ids items = {}) {
-    nodes_.push_back({kind, std::move(value), std::move(items)});
-    return static_cast<Id>(nodes_.size() - 1);
+  double take_big_endian_double() {
+    const uint64_t bits = __builtin_bswap64(take<uint64_t>());
+    double value;
+    std::memcpy(&value, &bits, sizeof(value));
+    return value;
   }
-  void push(Id id) { stack_.push_back(id); }
-  void push_value(c10::IValue value) { push(add(Kind::kValue, std::move(value))); }
-  void push_text(Kind kind, std::string_view text) { push(add(kind, std::string(text))); }
-  void push_group(Kind kind, Ids items) { push(add(kind, {}, std::move(items))); }
-  void push_bytes(std::string_view) { push_text(Kind::kOpaque, "bytes"); }
-  Id top() const {
+
+  // ---- stack and memo
+
+  void push(c10::IValue value) { stack_.push_back(std::move(value)); }
+  void push_text(std::string_view text) { push(std::string(text)); }
+  void push_bytes(std::string_view) { push(opaque("bytes")); }
+  void push_tuple(Values items) { push(c10::ivalue::Tuple::create(std::move(items))); }
+  void push_long(std::string_view bytes) {
+    if (bytes.size() > 8) return push(opaque(concat("int of ", bytes.size(), " bytes")));
+    uint64_t value = !bytes.empty() && bytes.back() < 0 ? ~uint64_t(0) : 0;
+    std::memcpy(&value, bytes.data(), bytes.size());
+    push(int64_t(value));
+  }
+  const c10::IValue& top() const {
     if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) damaged("data.pkl pops from an empty stack");
     return stack_.back();
   }
-  Id pop() {
-    const Id id = top();
+  c10::IValue pop() {
+    c10::IValue value = top();
     stack_.pop_back();
-    return id;
+    return value;
   }
-  Ids pop(int count) {
-    Ids out(count);
+  Values pop(int count) {
+    Values out(count);
     for (int i = count; i-- > 0;) out[i] = pop();
     return out;
   }
-  Ids pop_to_mark() {
+  Values pop_to_mark() {
     if (marks_.empty()) damaged("data.pkl pops to a missing mark");
-    Ids out(stack_.begin() + marks_.back(), stack_.end());
+    Values out(stack_.begin() + marks_.back(), stack_.end());
     stack_.resize(marks_.back());
     marks_.pop_back();
     return out;
   }
-  void memoize(uint64_t place) {
-    if (place >= program_.size()) damaged("data.pkl has the memo index ", place);
-    if (memo_.size() <= place) memo_.resize(place + 1, kNothing);
-    memo_[place] = top();
-    ++memoized_;
-  }
   void recall(uint64_t place) {
-    if (place >= memo_.size() || memo_[place] == kNothing) damaged("data.pkl reads an unset memo entry");
+    if (!memo_.count(place)) damaged("data.pkl reads an unset memo entry");
     push(memo_[place]);
   }
-  // Appends items to the list or dict on top of the stack. Drops the items if the top is an opaque object.
-  void extend(const Ids& items, Kind kind) {
-    Node& node = nodes_[top()];
-    if (node.kind == Kind::kOpaque) return;
-    if (node.kind != kind || (kind == Kind::kDict && items.size() % 2))
-      damaged("data.pkl appends to a value that is not a container");
-    node.items.insert(node.items.end(), items.begin(), items.end());
+  // Appends items to the list on top of the stack. Drops them if the top is an opaque object, such as a set.
+  void append(const Values& items) {
+    if (top().isCapsule()) return;
+    if (!top().isList()) damaged("data.pkl appends to a value that is not a list");
+    auto list = top().toList();
+    for (const auto& item : items) list.push_back(item);
+  }
+  // Inserts key, value, key, value, ... into the dict on top of the stack.
+  void insert(const Values& items) {
+    if (top().isCapsule()) return;
+    if (!top().isGenericDict() || items.size() % 2)
+      damaged("data.pkl sets items of a value that is not a dict");
+    for (size_t i = 0; i < items.size(); i += 2) insert(top().toGenericDict(), items[i], items[i + 1]);
+  }
+  // Leaves out items whose keys are neither text nor numbers.
+  static void insert(GenericDict dict, const c10::IValue& key, const c10::IValue& value) {
+    if (key.isString() || key.isScalar()) dict.insert_or_assign(key, value);
   }
 
   // Executes one opcode. Returns false after STOP. Opcode names are those of pickletools.
   bool step() {
     const auto opcode = take<uint8_t>();
     switch (opcode) {
-      case 0x80: take(1); break;                                          // PROTO
-      case 0x95: take(8); break;                                          // FRAME
-      case '.': return false;                                             // STOP
-      case '(': marks_.push_back(stack_.size()); break;                   // MARK
-      case '0': pop(); break;                                             // POP
-      case '1': pop_to_mark(); break;                                     // POP_MARK
-      case 'N': push_value({}); break;                                    // NONE
-      case 0x88: push_value(true); break;                                 // NEWTRUE
-      case 0x89: push_value(false); break;                                // NEWFALSE
-      case 'J': push_value(int64_t(take<int32_t>())); break;              // BININT
-      case 'K': push_value(int64_t(take<uint8_t>())); break;              // BININT1
-      case 'M': push_value(int64_t(take<uint16_t>())); break;             // BININT2
-      case 0x8a: push_long(take(take<uint8_t>())); break;                 // LONG1
-      case 0x8b: push_long(take(take<uint32_t>())); break;                // LONG4
-      case 'G': push_value(take_big_endian_double()); break;              // BINFLOAT
-      case 'X': push_text(Kind::kValue, take(take<uint32_t>())); break;   // BINUNICODE
-      case 0x8c: push_text(Kind::kValue, take(take<uint8_t>())); break;   // SHORT_BINUNICODE
-      case 0x8d: push_text(Kind::kValue, take(take<uint64_t>())); break;  // BINUNICODE8
-      case 'B': push_bytes(take(take<uint32_t>())); break;                // BINBYTES
-      case 'C': push_bytes(take(take<uint8_t>())); break;                 // SHORT_BINBYTES
+      case 0x80: take(1); break;                            // PROTO
+      case 0x95: take(8); break;                            // FRAME
+      case '.': return false;                               // STOP
+      case '(': marks_.push_back(stack_.size()); break;     // MARK
+      case '0': pop(); break;                               // POP
+      case '1': pop_to_mark(); break;                       // POP_MARK
+      case 'N': push({}); break;                            // NONE
+      case 0x88: push(true); break;                         // NEWTRUE
+      case 0x89: push(false); break;                        // NEWFALSE
+      case 'J': push(int64_t(take<int32_t>())); break;      // BININT
+      case 'K': push(int64_t(take<uint8_t>())); break;      // BININT1
+      case 'M': push(int64_t(take<uint16_t>())); break;     // BININT2
+      case 0x8a: push_long(take(take<uint8_t>())); break;   // LONG1
+      case 0x8b: push_long(take(take<uint32_t>())); break;  // LONG4
+      case 'G': push(take_big_endian_double()); break;      // BINFLOAT
+      case 'X': push_text(take(take<uint32_t>())); break;   // BINUNICODE
+      case 0x8c: push_text(take(take<uint8_t>())); break;   // SHORT_BINUNICODE
+      case 0x8d: push_text(take(take<uint64_t>())); break;  // BINUNICODE8
+      case 'B': push_bytes(take(take<uint32_t>())); break;  // BINBYTES
+      case 'C': push_bytes(take(take<uint8_t>())); break;   // SHORT_BINBYTES
       case 0x8e:
-      case 0x96: push_bytes(take(take<uint64_t>())); break;      // BINBYTES8, BYTEARRAY8
-      case ')': push_group(Kind::kTuple, {}); break;             // EMPTY_TUPLE
-      case 't': push_group(Kind::kTuple, pop_to_mark()); break;  // TUPLE
+      case 0x96: push_bytes(take(take<uint64_t>())); break;  // BINBYTES8, BYTEARRAY8
+      case ')': push_tuple({}); break;                       // EMPTY_TUPLE
+      case 't': push_tuple(pop_to_mark()); break;            // TUPLE
       case 0x85:
       case 0x86:
-      case 0x87: push_group(Kind::kTuple, pop(opcode - 0x84)); break;  // TUPLE1, 2, 3
-      case ']': push_group(Kind::kList, {}); break;                    // EMPTY_LIST
-      case 'a': extend({pop()}, Kind::kList); break;                   // APPEND
-      case 'e': extend(pop_to_mark(), Kind::kList); break;             // APPENDS
-      case '}': push_group(Kind::kDict, {}); break;                    // EMPTY_DICT
-      case 's': extend(pop(2), Kind::kDict); break;                    // SETITEM
-      case 'u': extend(pop_to_mark(), Kind::kDict); break;             // SETITEMS
-      case 0x8f: push_text(Kind::kOpaque, "set"); break;               // EMPTY_SET
-      case 0x90: extend(pop_to_mark(), Kind::kList); break;            // ADDITEMS
+      case 0x87: push_tuple(pop(opcode - 0x84)); break;  // TUPLE1, 2, 3
+      case ']': push(empty_list()); break;               // EMPTY_LIST
+      case 'a': append({pop()}); break;                  // APPEND
+      case 'e':
+      case 0x90: append(pop_to_mark()); break;  // APPENDS, ADDITEMS
+      case '}': push(empty_dict()); break;      // EMPTY_DICT
+      case 's': insert(pop(2)); break;          // SETITEM
+      case 'u': insert(pop_to_mark()); break;   // SETITEMS
+      case 0x8f: push(opaque("set")); break;    // EMPTY_SET
       case 0x91:
         pop_to_mark();
-        push_text(Kind::kOpaque, "frozenset");
-        break;                                     // FROZENSET
-      case 'q': memoize(take<uint8_t>()); break;   // BINPUT
-      case 'r': memoize(take<uint32_t>()); break;  // LONG_BINPUT
-      case 0x94: memoize(memoized_); break;        // MEMOIZE
-      case 'h': recall(take<uint8_t>()); break;    // BINGET
-      case 'j': recall(take<uint32_t>()); break;   // LONG_BINGET
-      case 'c': {                                  // GLOBAL
+        push(opaque("frozenset"));
+        break;                                               // FROZENSET
+      case 'q': memo_[take<uint8_t>()] = top(); break;       // BINPUT
+      case 'r': memo_[take<uint32_t>()] = top(); break;      // LONG_BINPUT
+      case 0x94: memo_.emplace(memo_.size(), top()); break;  // MEMOIZE
+      case 'h': recall(take<uint8_t>()); break;              // BINGET
+      case 'j': recall(take<uint32_t>()); break;             // LONG_BINGET
+      case 'c': {                                            // GLOBAL
         const std::string module = line();
-        push_global(module, line());
+        push(opaque(module + "." + line()));
         break;
       }
       case 0x93: {  // STACK_GLOBAL
-        const Ids names = pop(2);
-        push_global(text(names[0]), text(names[1]));
+        const Values names = pop(2);
+        push(opaque(text(names[0]) + "." + text(names[1])));
         break;
       }
       case 'R':
-      case 0x81: push_call(pop(2)); break;  // REDUCE, NEWOBJ
-      case 0x92: push_call(pop(3)); break;  // NEWOBJ_EX
-      case 'b':                             // BUILD: the state, such as the _metadata of a state dict
+      case 0x81: push(call(pop(2))); break;  // REDUCE, NEWOBJ
+      case 0x92: push(call(pop(3))); break;  // NEWOBJ_EX
+      case 'b':                              // BUILD: the state, such as the _metadata of a state dict
         pop();
         top();
         break;
@@ -371,175 +353,97 @@ class Unpickler {
     return true;
   }
 
-  void push_global(const std::string& module, const std::string& name) {
-    if (module.size() + name.size() > 1000) damaged("data.pkl has a name of over 1000 bytes");
-    push_text(Kind::kGlobal, module + "." + name);
-  }
-  void push_call(const Ids& call) { push(reduce(call[0], call[1])); }
-  double take_big_endian_double() {
-    const uint64_t bits = __builtin_bswap64(take<uint64_t>());
-    double value;
-    std::memcpy(&value, &bits, sizeof(value));
-    return value;
-  }
-  void push_long(std::string_view bytes) {
-    if (bytes.size() > 8) return push_text(Kind::kOpaque, concat("int of ", bytes.size(), " bytes"));
-    uint64_t value = !bytes.empty() && bytes.back() < 0 ? ~uint64_t(0) : 0;
-    std::memcpy(&value, bytes.data(), bytes.size());
-    push_value(int64_t(value));
-  }
+  // ---- typed access to values. Throws if a value has another type.
 
-  // ---- typed access to nodes. Throws if a node has another type.
-
-  const Node& node(Id id, Kind kind) const {
-    if (nodes_[id].kind != kind) damaged("data.pkl has an argument of the wrong kind");
-    return nodes_[id];
+  static Values items(const c10::IValue& value) {
+    if (value.isTuple()) return value.toTupleRef().elements().vec();
+    if (!value.isList()) damaged("data.pkl has another value in place of a tuple");
+    return value.toListRef().vec();
   }
-  Id argument(Id tuple, size_t index) const {
-    const Node& arguments = node(tuple, Kind::kTuple);
-    if (index >= arguments.items.size()) damaged("data.pkl calls a function with too few arguments");
-    return arguments.items[index];
+  static c10::IValue argument(const c10::IValue& tuple, size_t index) {
+    const Values all = items(tuple);
+    if (index >= all.size()) damaged("data.pkl calls a function with too few arguments");
+    return all[index];
   }
-  const std::string& text(Id id) const {
-    if (!nodes_[id].value.isString()) damaged("data.pkl has another value in place of a string");
-    return nodes_[id].value.toStringRef();
+  static std::string text(const c10::IValue& value) {
+    if (!value.isString()) damaged("data.pkl has another value in place of a string");
+    return value.toStringRef();
   }
-  int64_t integer(Id id) const {
-    if (!node(id, Kind::kValue).value.isInt()) damaged("data.pkl has another value in place of an integer");
-    return nodes_[id].value.toInt();
+  static int64_t integer(const c10::IValue& value) {
+    if (!value.isInt()) damaged("data.pkl has another value in place of an integer");
+    return value.toInt();
   }
-  std::vector<int64_t> integers(Id tuple) const {
-    const Ids& items = node(tuple, Kind::kTuple).items;
-    if (items.size() > 64) damaged("data.pkl has a tensor of more than 64 dimensions");
+  static std::vector<int64_t> integers(const c10::IValue& tuple) {
     std::vector<int64_t> out;
-    for (const Id item : items) out.push_back(integer(item));
+    for (const auto& item : items(tuple)) out.push_back(integer(item));
     return out;
+  }
+  static std::string class_name(const c10::IValue& value) {
+    if (!value.isCapsule()) damaged("data.pkl has another value in place of a class");
+    return dynamic_cast<const Opaque&>(*value.toCapsule()).name;
   }
 
   // ---- calls and storages
 
-  // Returns the result of a call (opcode REDUCE) to one of the functions that torch.save uses, or an opaque
-  // object for any other function. Does not execute Python code. Results must be small or shared, because a
-  // call takes only five bytes and a malicious file can repeat it with the same arguments.
-  Id reduce(Id function, Id arguments) {
-    if (nodes_[function].kind == Kind::kOpaque) return function;
-    const std::string& name = node(function, Kind::kGlobal).value.toStringRef();
+  // Returns the result of a call, {function, arguments}, of one of the functions that torch.save uses, or an
+  // opaque object for any other function. Does not execute Python code.
+  c10::IValue call(const Values& function_and_arguments) {
+    const c10::IValue &function = function_and_arguments[0], &arguments = function_and_arguments[1];
+    const std::string name = class_name(function);
     if (name == "collections.OrderedDict") return ordered_dict(arguments);
-    if (name == "torch._utils._rebuild_tensor_v2") return tensor(arguments);
+    if (name == "torch._utils._rebuild_tensor_v2") return tensor(items(arguments));
     if (name == "torch._utils._rebuild_parameter" || name == "torch._utils._rebuild_parameter_with_state" ||
         name == "torch.Size")
       return argument(arguments, 0);
-    return add(Kind::kOpaque, nodes_[function].value);
+    return function;
   }
 
   // Handles OrderedDict() and OrderedDict([(key, value), ...]).
-  Id ordered_dict(Id arguments) {
-    Ids items;
-    if (!node(arguments, Kind::kTuple).items.empty())
-      for (const Id pair : node(argument(arguments, 0), Kind::kList).items) {
-        if (++copied_ > program_.size()) damaged("data.pkl repeats its own parts too often");
-        if (nodes_[pair].items.size() != 2) damaged("data.pkl has an OrderedDict that is not made of pairs");
-        items.insert(items.end(), nodes_[pair].items.begin(), nodes_[pair].items.end());
-      }
-    return add(Kind::kDict, {}, std::move(items));
+  c10::IValue ordered_dict(const c10::IValue& arguments) {
+    auto dict = empty_dict();
+    if (items(arguments).empty()) return dict;
+    for (const auto& pair : items(argument(arguments, 0))) insert(dict, argument(pair, 0), argument(pair, 1));
+    return dict;
   }
 
   // Loads a storage from ('storage', type, key, device, number of elements) as a 1-D tensor.
-  Id load_storage(Id tuple) {
-    const c10::IValue type_name = node(argument(tuple, 1), Kind::kGlobal).value;
-    const std::string name = "data/" + text(argument(tuple, 2));
+  c10::IValue load_storage(const c10::IValue& tuple) {
+    const std::string type_name = class_name(argument(tuple, 1)), name = "data/" + text(argument(tuple, 2));
     const int64_t count = integer(argument(tuple, 4));
     const auto type = std::find_if(kStorageTypes.begin(), kStorageTypes.end(),
-                                   [&](const auto& known) { return known.first == type_name.toStringRef(); });
-    if (type == kStorageTypes.end()) return add(Kind::kOpaque, type_name);
+                                   [&](const auto& known) { return known.first == type_name; });
+    if (type == kStorageTypes.end()) return opaque(type_name);
     if (!zip_.has(name)) damaged("record ", name, " is missing");
     auto& storage = storages_[name];
     if (!storage.defined()) {
-      const uint64_t bytes = zip_.bytes(name);
-      // Overlapping records could make the program allocate more memory than the file has bytes.
-      if (bytes > zip_.file_bytes() - loaded_) damaged("the records are longer than the file");
-      loaded_ += bytes;
-      storage = at::empty({int64_t(bytes)}, at::kByte);
+      storage = at::empty({int64_t(zip_.bytes(name))}, at::kByte);
       zip_.read(name, static_cast<char*>(storage.mutable_data_ptr()));
     }
     const int64_t room = storage.numel() / int64_t(c10::elementSize(type->second));
     if (count < 0 || count > room) damaged("record ", name, " is shorter than its storage");
-    return add(Kind::kStorage, at::empty({0}, type->second).set_(storage.storage(), 0, {count}, {1}));
+    return at::empty({0}, type->second).set_(storage.storage(), 0, {count}, {1});
   }
 
   // Makes a tensor from (storage, offset, sizes, strides, ...); offset and strides are in elements.
-  Id tensor(Id arguments) {
-    const Id storage_id = argument(arguments, 0);
-    if (nodes_[storage_id].kind == Kind::kOpaque) return storage_id;
-    const at::Tensor& flat = node(storage_id, Kind::kStorage).value.toTensor();
-    const int64_t offset = integer(argument(arguments, 1)), room = flat.numel();
-    const auto sizes = integers(argument(arguments, 2)), strides = integers(argument(arguments, 3));
-    const auto wrong = [&] {
+  c10::IValue tensor(const Values& arguments) {
+    if (arguments.size() < 4) damaged("data.pkl calls a function with too few arguments");
+    if (arguments[0].isCapsule()) return arguments[0];
+    if (!arguments[0].isTensor()) damaged("data.pkl has another value in place of a storage");
+    const at::Tensor flat = arguments[0].toTensor();
+    const int64_t offset = integer(arguments[1]), room = flat.numel();
+    const auto sizes = integers(arguments[2]), strides = integers(arguments[3]);
+    bool fits = sizes.size() == strides.size() && offset >= 0 && offset <= room, empty = false;
+    double last = double(offset);  // index of the last element
+    for (size_t d = 0; d < sizes.size() && fits; ++d) {
+      fits = sizes[d] >= 0 && strides[d] >= 0;
+      empty = empty || sizes[d] == 0;
+      last += (double(sizes[d]) - 1) * double(strides[d]);
+    }
+    if (!fits || (!empty && last >= double(room)))
       damaged("a tensor of shape ", c10::IntArrayRef(sizes), ", strides ", c10::IntArrayRef(strides),
               ", offset ", offset, " does not fit its storage of ", room);
-    };
-    if (sizes.size() != strides.size() || offset < 0 || offset > room) wrong();
-    bool empty = false;
-    for (size_t d = 0; d < sizes.size(); ++d) {
-      if (sizes[d] < 0 || strides[d] < 0) wrong();
-      empty |= sizes[d] == 0;
-    }
-    if (empty) return add(Kind::kValue, at::empty(sizes, flat.options()));
-    // Neither the index of the last element nor the number of elements may exceed the storage. Otherwise a
-    // view that repeats elements (stride 0) would let a small file cause huge copies.
-    int64_t last = offset, count = 1;
-    for (size_t d = 0; d < sizes.size(); ++d) {
-      if (sizes[d] > room / count) wrong();
-      count *= sizes[d];
-      if (last >= room || (sizes[d] > 1 && strides[d] > (room - 1 - last) / (sizes[d] - 1))) wrong();
-      last += (sizes[d] - 1) * strides[d];
-    }
-    if (last >= room) wrong();
-    return add(Kind::kValue, at::empty({0}, flat.options()).set_(flat.storage(), offset, sizes, strides));
-  }
-
-  // ---- the result
-
-  // Converts a node to a tree of IValues. A value that is referenced twice is built twice. Throws if the tree
-  // is too deep or too large, because a few bytes of pickle can describe a tree of exponential size.
-  c10::IValue build(Id id, int depth) {
-    check(depth < 100, "data.pkl nests its containers more than 100 deep, so it is not a checkpoint");
-    check(++built_ <= program_.size(), "data.pkl repeats its own parts too often, so it is not a checkpoint");
-    const Node& from = nodes_[id];
-    switch (from.kind) {
-      case Kind::kValue: return from.value;
-      case Kind::kTuple: {
-        std::vector<c10::IValue> items;
-        for (const Id item : from.items) items.push_back(build(item, depth + 1));
-        return c10::ivalue::Tuple::create(std::move(items));
-      }
-      case Kind::kList: {
-        auto list = empty_list();
-        for (const Id item : from.items) list.push_back(build(item, depth + 1));
-        return list;
-      }
-      case Kind::kDict: return build_dict(from.items, depth);
-      case Kind::kStorage: return opaque("torch storage");
-      case Kind::kGlobal:
-      case Kind::kOpaque: return opaque(from.value.toStringRef());
-    }
-    damaged("data.pkl has no result");
-  }
-
-  c10::IValue build_dict(const Ids& items, int depth) {
-    std::vector<c10::IValue> keys;
-    for (size_t i = 0; i < items.size(); i += 2) {
-      const c10::IValue& key = nodes_[items[i]].value;
-      if (nodes_[items[i]].kind != Kind::kValue || !(key.isString() || key.isScalar()))
-        return opaque("dict whose keys are neither text nor numbers");
-      keys.push_back(key);
-    }
-    check(keys_are_hash_safe(keys),
-          "data.pkl has a dict with colliding hash keys, so it is not a checkpoint");
-    auto dict = empty_dict();
-    for (size_t i = 0; i < keys.size(); ++i)
-      dict.insert_or_assign(keys[i], build(items[2 * i + 1], depth + 1));
-    return dict;
+    if (empty) return at::empty(sizes, flat.options());
+    return at::empty({0}, flat.options()).set_(flat.storage(), offset, sizes, strides);
   }
 };
 
@@ -645,9 +549,6 @@ c10::IValue read_pth(const std::string& path) {
       check(order == "little", "was written on a ", order,
             "-endian machine; save the checkpoint again on a little-endian machine");
     }
-    const uint64_t bytes = zip.bytes("data.pkl");
-    // A node takes some fifty times the bytes that make it; the largest YOLOX checkpoint has 0.5 MB here.
-    check(bytes <= 32 << 20, "data.pkl has ", bytes, " bytes, so it is not a checkpoint (limit 32 MB)");
     return Unpickler(zip, zip.read("data.pkl")).run();
   } catch (const c10::Error& error) {
     fail(path, ": ", error.what_without_backtrace());

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reader and writer of PyTorch's .pth files, without Python: the zip container and the part of pickle that
-// torch.save uses. Files may come from untrusted sources, so the reader executes no code from the file. It
-// builds only tensors, dicts, lists, tuples, numbers, strings and None, keeps the class name of every other
-// object, and checks each size against the file size. Formats: CPython Lib/pickletools.py (opcodes, protocols
-// 2 to 5), torch/serialization.py and torch/_utils.py (names of records, storages and rebuild functions).
+// torch.save uses. The reader executes no code from the file. It builds only tensors, dicts, lists, tuples,
+// numbers, strings and None, and keeps the class name of every other object. Formats: CPython
+// Lib/pickletools.py (opcodes, protocols 2 to 5), torch/serialization.py and torch/_utils.py (names of
+// records, storages and rebuild functions).
 #pragma once
 #include <torch/torch.h>
 
