@@ -136,10 +136,10 @@ inline Loader::Make evaluation_items(const Dataset& data) {
   };
 }
 
-// Returns the image names of a batch, for messages.
-inline std::string image_names(const Batch& batch, const Dataset& data) {
+// Returns the image names of a batch for training, for messages.
+inline std::string image_names(const Batch& batch) {
   std::vector<std::string> names;
-  for (const int64_t i : batch.indices) names.push_back(data.name_of(i));
+  for (const int64_t i : batch.indices) names.push_back(batch.data->name_of(i));
   return listed(names, 64);
 }
 
@@ -166,7 +166,8 @@ class Batches {
       : loader(items_of(data, s, head, heads), first * s.batch + share_begin(s, rank), s.iters * s.batch,
                int(share_begin(s, rank + 1) - share_begin(s, rank)), {size.width, size.height}, s.workers,
                device.is_cuda(), /*stride=*/s.batch),
-        batches(loader, device) {}
+        batches(loader, device),
+        data(data) {}
 
   // Returns the next batch, on the device. Throws the exception of a worker thread that failed.
   Batch next() {
@@ -174,6 +175,7 @@ class Batches {
     const double start = now();
     Batch batch = batches.next();
     waited += now() - start;
+    batch.data = &data;
     return batch;
   }
 
@@ -192,6 +194,7 @@ class Batches {
 
   Loader loader;
   DeviceLoader batches;
+  const Dataset& data;
   double waited = 0;  // seconds
 };
 

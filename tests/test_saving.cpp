@@ -410,11 +410,12 @@ TEST_CASE("saving: a failed step is saved with its batch, settings, losses and w
   batch.targets = {torch::tensor({{{20.f, 30.f, 16.f, 24.f}}}), torch::ones({1, 1}, torch::kLong), {1}};
   batch.indices = {2};
   const Dataset data = shapes_dataset(0, 0, 4);
+  batch.data = &data;
   StepMetrics n{1, {}};
   for (const char* name : {"iou", "obj", "cls", "l1", "grad_norm"})
     n.values.push_back({name, Losses::Kind::kTerm, 2.0 + double(n.values.size())});
   const StepRecord step{41, batch, 0.5, {128, 192}, true, {}, n};
-  CHECK(has(save_failed_step(dir.path.string(), t, step, data), "are in "));
+  CHECK(has(save_failed_step(dir.path.string(), t, step), "are in "));
   const auto file = read_pth(dir / "nonfinite.pth").toGenericDict();
   CHECK(file.at("iteration").toInt() == 41);
   CHECK(file.at("lr").toDouble() == 0.5);
@@ -431,7 +432,7 @@ TEST_CASE("saving: a failed step is saved with its batch, settings, losses and w
   for (const char* name : {"total", "iou", "obj", "cls", "l1", "grad_norm"})
     CHECK(losses.at(name).toDouble() == want++);
   // If the file cannot be written, the message says so.
-  CHECK(has(save_failed_step(dir / "gone", t, step, data), "could not be saved"));
+  CHECK(has(save_failed_step(dir / "gone", t, step), "could not be saved"));
 }
 
 TEST_CASE("checkpoints: weights of another model are not resumed from; the message suggests --model") {

@@ -42,11 +42,14 @@ struct Item {
   Scale scale{1, 1};       // from pixels of the original image to pixels of the image of the batch
 };
 
+struct Dataset;
+
 struct Batch {
-  Tensor images;                 // [B, H, W, 3] uint8, BGR; in pinned memory if the loader was told so
-  Targets targets;               // in pixels of the images
-  std::vector<int64_t> indices;  // [B] Item::index
-  std::vector<Scale> scales;     // [B] Item::scale
+  Tensor images;                  // [B, H, W, 3] uint8, BGR; in pinned memory if the loader was told so
+  Targets targets;                // in pixels of the images
+  std::vector<int64_t> indices;   // [B] Item::index
+  std::vector<Scale> scales;      // [B] Item::scale
+  const Dataset* data = nullptr;  // of `indices`, in a batch for training
 };
 
 // Converts the boxes of each image to the form that the loss uses, padded to the largest count. Boxes of the

@@ -156,12 +156,11 @@ bool Run::must_read_all(const Training& t) const {
 void Run::start_step(int64_t step, const Batch& batch, double waited) {
   progress->add_wait(waited);
   ranks.reached(concat("step ", step));
-  crash_step(
-      concat("step ", step, " of epoch ", plan.epoch_of(step), "; images: ", image_names(batch, data.train)));
+  crash_step(concat("step ", step, " of epoch ", plan.epoch_of(step), "; images: ", image_names(batch)));
   if (step < 3 && ranks.first())
     save_image(concat(folder, "/train_batch", step, ".jpg"),
-               draw_batch(batch.images, labelled_boxes(batch.targets, data.train.classes),
-                          short_names(batch.indices, data.train)));
+               draw_batch(batch.images, labelled_boxes(batch.targets, batch.data->classes),
+                          short_names(batch.indices, *batch.data)));
 }
 
 void Run::end_step(Training& t, const StepRecord& record) {
@@ -195,12 +194,11 @@ void Run::save_for_restart(Training& t, int64_t accum) {
   save(t, "last.pth", /*required=*/true);
 }
 
-std::string save_failed_step(const std::string& run, Training& t, const StepRecord& step, const Dataset& data,
-                             int rank) {
+std::string save_failed_step(const std::string& run, Training& t, const StepRecord& step, int rank) {
   const std::string name = rank > 0 ? concat(run, "/nonfinite_rank", rank) : run + "/nonfinite";
   const auto& [index, batch, lr, size, use_l1, dtr, numbers] = step;
   auto names = empty_list();
-  for (const int64_t i : batch.indices) names.push_back(data.name_of(i));
+  for (const int64_t i : batch.indices) names.push_back(batch.data->name_of(i));
   auto losses = empty_dict();
   if (!numbers.values.empty()) losses.insert("total", numbers.total);
   for (const auto& v : numbers.values) losses.insert(v.name, v.value);
@@ -218,8 +216,8 @@ std::string save_failed_step(const std::string& run, Training& t, const StepReco
   file.insert("classes", batch.targets.classes.cpu());
   if (batch.targets.ignored.defined()) file.insert("ignored", batch.targets.ignored.cpu());
   file.insert("model", to_dict(state_dict(*t.model)));
-  save_image(name + ".jpg", draw_batch(batch.images, labelled_boxes(batch.targets, data.classes),
-                                       short_names(batch.indices, data)));
+  save_image(name + ".jpg", draw_batch(batch.images, labelled_boxes(batch.targets, batch.data->classes),
+                                       short_names(batch.indices, *batch.data)));
   try {
     write_pth(name + ".pth", file);
   } catch (const std::exception& e) {
@@ -231,8 +229,7 @@ std::string save_failed_step(const std::string& run, Training& t, const StepReco
 void Run::fail_step(Training& t, const std::string& why, const StepRecord& record) {
   const std::string terms = to_string(record.numbers);
   fail(why, " at step ", record.step, " (", terms, terms.empty() ? "lr " : ", lr ", record.lr, "; images ",
-       image_names(record.batch, data.train), "); ",
-       save_failed_step(folder, t, record, data.train, ranks.info.rank),
+       image_names(record.batch), "); ", save_failed_step(folder, t, record, ranks.info.rank),
        "; continue from the last checkpoint with a lower lr: ./train --resume ", shell_word(folder), " --lr ",
        config.lr / 2);
 }

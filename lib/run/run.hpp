@@ -36,8 +36,7 @@ std::string rank_suffix(const Ranks& ranks);
 
 // Writes nonfinite.pth, with batch, weights and statistics of a step, and nonfinite.jpg. Returns a text with
 // the paths of these files, or with the reason why they could not be written.
-std::string save_failed_step(const std::string& run, Training& t, const StepRecord& step, const Dataset& data,
-                             int rank = 0);
+std::string save_failed_step(const std::string& run, Training& t, const StepRecord& step, int rank = 0);
 
 // A training run: its folder, log, checkpoints and evaluations. Every rank has one. All member functions are
 // called by the training thread.
