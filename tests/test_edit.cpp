@@ -40,6 +40,36 @@ void check_order(const std::string& text, const std::vector<std::string>& parts)
   }
 }
 
+// Returns false, with a message, if the commands of the build are not known.
+bool has_ninja() {
+  const bool known = fs::exists(YOLOX_BINARY_DIR "/build.ninja");
+  if (!known) MESSAGE("skipped: the build folder is not one of Ninja");
+  return known;
+}
+
+// Runs the commands of the build on the copy of train.cpp in the folder, and makes `train` there. Includes
+// are searched first in the folder.
+void build_train(const TempDir& dir) {
+  std::ofstream(dir / "commands.py") << R"(
+import re, subprocess, sys
+build, source, folder = sys.argv[1:]
+commands = subprocess.check_output(['ninja', '-C', build, '-t', 'commands', 'train'], text=True).strip().split('\n')
+compiling = [c for c in commands if ' -c ' + source + '/train.cpp' in c][0]
+linking = commands[-1]
+compiling = compiling.replace(source + '/train.cpp', folder + '/train.cpp')
+compiling = compiling.replace(' -I' + source, ' -I' + folder + ' -I' + source, 1)
+compiling = re.sub(r' -MF \S+| -MT \S+| -MD', '', compiling)
+compiling = re.sub(r' -o (\S+train\.cpp\.o)', ' -o ' + folder + '/train.o', compiling)
+linking = re.sub(r'\S+train\.cpp\.o', folder + '/train.o', linking).replace(' -o train ', ' -o ' + folder + '/train ')
+for command in compiling, linking:
+    subprocess.check_call(command, shell=True, cwd=build)
+)";
+  const Outcome built = shell(
+      dir,
+      concat("python3 commands.py '" YOLOX_BINARY_DIR "' '" YOLOX_SOURCE_DIR "' '", dir.path.string(), "'"));
+  REQUIRE_MESSAGE(built.code == 0, built.err);
+}
+
 }  // namespace
 
 TEST_CASE(
@@ -64,11 +94,7 @@ TEST_CASE(
 // of a run contain the new term.
 PROGRAM_TEST(
     "train: a loss term and a logged scalar, one line each, are in metrics.csv, TensorBoard and the report") {
-  const std::string build = YOLOX_BINARY_DIR;
-  if (!fs::exists(build + "/build.ninja")) {
-    MESSAGE("skipped: the build folder is not one of Ninja");
-    return;
-  }
+  if (!has_ninja()) return;
   TempDir dir;
   fs::copy_file(YOLOX_SOURCE_DIR "/train.cpp", dir / "train.cpp");
   std::ofstream(dir / "loss.hpp") << replaced(
@@ -78,24 +104,7 @@ PROGRAM_TEST(
       "losses.add(\"crowd\", (obj.mean(1) * targets.counts_on(obj.device())).mean(), 5, "
       "Losses::Per::kImage);\n"
       "  return losses;");
-  // Runs the commands of the build on the copies. Includes are searched first in their folder.
-  std::ofstream(dir / "commands.py") << R"(
-import re, subprocess, sys
-build, source, folder = sys.argv[1:]
-commands = subprocess.check_output(['ninja', '-C', build, '-t', 'commands', 'train'], text=True).strip().split('\n')
-compiling = [c for c in commands if ' -c ' + source + '/train.cpp' in c][0]
-linking = commands[-1]
-compiling = compiling.replace(source + '/train.cpp', folder + '/train.cpp')
-compiling = compiling.replace(' -I' + source, ' -I' + folder + ' -I' + source, 1)
-compiling = re.sub(r' -MF \S+| -MT \S+| -MD', '', compiling)
-compiling = re.sub(r' -o (\S+train\.cpp\.o)', ' -o ' + folder + '/train.o', compiling)
-linking = re.sub(r'\S+train\.cpp\.o', folder + '/train.o', linking).replace(' -o train ', ' -o ' + folder + '/train ')
-for command in compiling, linking:
-    subprocess.check_call(command, shell=True, cwd=build)
-)";
-  const Outcome built = shell(
-      dir, concat("python3 commands.py '", build, "' '" YOLOX_SOURCE_DIR "' '", dir.path.string(), "'"));
-  REQUIRE_MESSAGE(built.code == 0, built.err);
+  build_train(dir);
   write_scenes(dir / "data", 8);
   const std::string truth = dir / "data/annotations/instances_train.json";
   CocoDataset coco = read_coco(truth);
@@ -144,6 +153,47 @@ for command in compiling, linking:
     CHECK(has(events, "train/" + name));
     CHECK(has(contents(dir / "r/report.html"), name));
   }
+}
+
+// Applies the patch to a copy of train.cpp. It fails when an edit of train.cpp needs an edit of the patch.
+PROGRAM_TEST(
+    "examples: docs/multitask.patch trains two heads in turn on two ranks, and resumes to the byte") {
+  if (!has_ninja()) return;
+  TempDir dir;
+  fs::copy_file(YOLOX_SOURCE_DIR "/train.cpp", dir / "train.cpp");
+  const Outcome applied = shell(dir, "git apply '" YOLOX_SOURCE_DIR "/docs/multitask.patch'");
+  REQUIRE_MESSAGE(applied.code == 0, applied.err);
+  build_train(dir);
+  write_scenes(dir / "all", 6);
+  write_scenes(dir / "few", 8, 3);
+  const auto train = [&](const std::string& flags) {
+    const Outcome o = shell(dir, "./train --device cpu " + flags);
+    REQUIRE_MESSAGE(o.code == 0, o.err);
+  };
+  // An epoch has four steps: eight images of each head.
+  const std::string flags =
+      "--data all --data2 few --procs 2 --model yolox-nano --size 64 --bs 4 --epochs 5 --eval-interval 5 ";
+  train(flags + "--out whole");
+  CHECK(steps_of(dir, "whole") == 20);
+  train(flags + "--max-iters 10 --out cut");
+  const auto before = weights_of(dir, "cut", /*averaged=*/false);
+  train("--resume cut --max-iters 11");
+  const auto after = weights_of(dir, "cut", /*averaged=*/false);
+  std::map<std::string, int> all, changed;  // tensors by the first words of their names
+  for (const auto& e : before) {
+    const std::string name = e.key().toStringRef(), part = name.substr(0, name.find('.', 5));
+    ++all[part];
+    changed[part] += !torch::equal(e.value().toTensor(), after.at(e.key()).toTensor());
+  }
+  CHECK(all["head.second"] > 100);
+  CHECK(changed["head.second"] == 0);
+  CHECK(changed["head.first"] > 100);
+  CHECK(changed["backbone"] > 100);
+  train("--resume cut --max-iters 20");
+  for (const std::string file : {"/last.pth", "/head1.pth", "/head2.pth"})
+    CHECK(difference(dir / ("whole" + file), dir / ("cut" + file)) == "");
+  CHECK(weights_info(read_pth(dir / "whole/head2.pth"), "").classes.size() == 3);
+  CHECK(has(succeed(dir, "eval", "--data few --weights whole/head2.pth"), "AP"));
 }
 
 // Own models are rows of model_sizes() with a make function. Every program accepts them by name.
