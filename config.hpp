@@ -293,14 +293,12 @@ inline void check_divisible_by_ranks(const Config& c, int ranks, bool resumed) {
               " is too large: each rank has only ", c.bs / ranks, " images per step");
 }
 
-// Returns the ranks that this process must start; empty if this process trains, alone or as a rank. given:
-// the flags of the command line. resumed: the run has a checkpoint. Throws UsageError if a flag of the
-// launcher is invalid here.
-inline std::optional<Launch> ranks_to_launch(Config& config, const Flags& given, const RankInfo& rank_info,
-                                             bool resumed) {
+// Returns the ranks that this process must start; empty if this process trains, alone or as a rank.
+// resumed: the run has a checkpoint. Throws UsageError if a flag of the launcher is invalid here.
+inline std::optional<Launch> ranks_to_launch(Config& config, const RankInfo& rank_info, bool resumed) {
   if (rank_info.started_by_others()) {
     for (const char* name : {"gpus", "procs", "restarts"})
-      usage_check(!given.was_given(name), "--", name, " starts ranks, but this process already is one of ",
+      usage_check(!config.was_given(name), "--", name, " starts ranks, but this process already is one of ",
                   rank_info.world,
                   " ranks of torchrun or srun; leave the flag out, or start one process per node");
     config.gpus = config.procs = 0;
@@ -308,12 +306,12 @@ inline std::optional<Launch> ranks_to_launch(Config& config, const Flags& given,
   const Launch here{std::max({1, config.gpus, config.procs}), config.restarts};
   const bool is_rank = rank_info.launched || rank_info.started_by_others();
   combination_check(
-      !given.was_given("device") || config.device == "auto" ||
+      !config.was_given("device") || config.device == "auto" ||
           (config.gpus > 0 ? config.device == "cuda" : config.procs == 0 || config.device == "cpu"),
       "--device ", config.device, " cannot be used with ",
       config.gpus > 0 ? "--gpus, which takes the first GPUs; set CUDA_VISIBLE_DEVICES to choose them"
                       : "--procs, which starts ranks on the CPU",
-      given.was_given("gpus") || given.was_given("procs")
+      config.was_given("gpus") || config.was_given("procs")
           ? ""
           : "; the run has this flag: give --gpus 0 or --procs 0, too");
   if (!is_rank && config.gpus > 0) {
@@ -401,10 +399,10 @@ inline BatchSettings batch_settings(const Config& c, const Plan& p) {
 }
 
 // Returns the plan of a run, and fills in the settings that depend on its length. images: number of training
-// images. ranks: world size. base: input size. heads: of a multi-task model, whose heads are trained in turn.
-inline Plan plan_of(Config& c, int64_t images, int ranks, ImageSize base, int64_t heads = 1) {
+// images. ranks: world size. base: input size.
+inline Plan plan_of(Config& c, int64_t images, int ranks, ImageSize base) {
   fill_in_steps(c, images);
-  Plan plan{c.bs, (images + c.bs - 1) / c.bs * heads, c.epochs, 0};
+  Plan plan{c.bs, (images + c.bs - 1) / c.bs, c.epochs, 0};
   plan.iters = plan.per_epoch * plan.epochs;
   if (c.max_iters) plan.iters = std::min(c.max_iters, plan.iters);
   plan.ranks = ranks;
@@ -416,7 +414,7 @@ inline Plan plan_of(Config& c, int64_t images, int ranks, ImageSize base, int64_
   plan.schedule.flat_until = flat ? total / 2 : 0;
   if (training_recipe(c).of_run) {
     plan.ema = ema_of_run(total);
-    plan.norm_momentum = norm_momentum_of_run(total / double(heads));
+    plan.norm_momentum = norm_momentum_of_run(total);
   }
   plan.ema.decay = c.ema;
   plan.sizes = multi_scale(c, base, ranks);

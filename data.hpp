@@ -158,12 +158,10 @@ struct BatchSettings {
 class Batches {
  public:
   // rank: rank of this process; the stream contains only the images of this rank in each batch. first: step
-  // that the stream begins with, counted from 0. head, heads: a multi-task model trains its heads in turn,
-  // each on its own data set. Step k of this head is step k * heads + head of the run. `data` must outlive
-  // this object.
+  // that the stream begins with, counted from 0. `data` must outlive this object.
   Batches(const Dataset& data, const BatchSettings& s, int rank, ImageSize size, torch::Device device,
-          int64_t first, int64_t head = 0, int64_t heads = 1)
-      : loader(items_of(data, s, head, heads), first * s.batch + share_begin(s, rank), s.iters * s.batch,
+          int64_t first)
+      : loader(items_of(data, s), first * s.batch + share_begin(s, rank), s.iters * s.batch,
                int(share_begin(s, rank + 1) - share_begin(s, rank)), {size.width, size.height}, s.workers,
                device.is_cuda(), /*stride=*/s.batch),
         batches(loader, device),
@@ -183,10 +181,9 @@ class Batches {
   double reset_waiting_time() { return std::exchange(waited, 0.0); }
 
  private:
-  static TrainingItems items_of(const Dataset& data, const BatchSettings& s, int64_t head, int64_t heads) {
-    const int64_t mosaic_steps = std::max<int64_t>(0, s.mosaic_iters - head + heads - 1) / heads;
-    return {data,         uint64_t(s.seed + head), s.augment,
-            s.augmented,  mosaic_steps * s.batch,  repeat_factors(data, s.repeat_rare),
+  static TrainingItems items_of(const Dataset& data, const BatchSettings& s) {
+    return {data,         uint64_t(s.seed),         s.augment,
+            s.augmented,  s.mosaic_iters * s.batch, repeat_factors(data, s.repeat_rare),
             s.check_boxes};
   }
   // Returns the position in a batch at which the share of a rank begins.

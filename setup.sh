@@ -164,13 +164,13 @@ cmake -S . -B "$build" ${search[@]+"${search[@]}"} "${generator[@]}" -DYOLOX_CUD
 say "$machine; $(grep -o 'LibTorch [0-9].*' "$build.log" || true)"
 jobs=$(nproc) room=$(awk '/MemAvailable/ {print int($2 / 2300000)}' /proc/meminfo)  # a compiler process needs up to 2.3 GB
 [ "$room" -ge "$jobs" ] || jobs=$((room > 0 ? room : 1))
-[ $# -gt 0 ] || set -- train multitask eval demo export pack
+[ $# -gt 0 ] || set -- train eval demo export pack
 say "building $* in $build (the first build takes some minutes)"
 progress() { grep -oE '^\[[0-9]+/[0-9]+\]' "$build.log" | tail -n 1 | sed 's/^/, step /' || true; }
 build() { cmake --build "$build" -j "$jobs" --target "$@" >"$build.log" 2>&1; }
 patiently build "$@" || { cat "$build.log"; exit 1; }
 rm -f "$build.log"
-for program in train multitask eval demo export pack; do
+for program in train eval demo export pack; do
   # Keeps existing links if this is a second build folder.
   [ ! -e "$build/$program" ] || { [ -e "$program" ] && [ "$build" != build ]; } || ln -sf "$build/$program" "$program"
 done

@@ -7,7 +7,7 @@
 set -uo pipefail
 [ "${1:-}" != --help ] || { sed -n '3,/^set/s/^# \?//p' "$0"; exit; }
 cd "$(dirname "$0")"
-./setup.sh train multitask eval demo export pack tests || exit 1
+./setup.sh train eval demo export pack tests || exit 1
 build=${YOLOX_BUILD:-build}
 tests/install.sh "$build"
 echo "== testing"

@@ -184,7 +184,7 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
   fill_in(config, bool(saved));
   check_config(config);
   const RankInfo rank_info = rank_info_from_environment();
-  const auto launched = ranks_to_launch(config, config, rank_info, bool(saved));
+  const auto launched = ranks_to_launch(config, rank_info, bool(saved));
   if (launched && !config.dry_run) {
     saved.file = {};  // 1.6 GB for yolox-x
     return launch(*launched, argc, argv);

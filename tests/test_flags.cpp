@@ -31,7 +31,6 @@ struct SomeFlags : Flags {
   bool mosaic = flag(mosaic, "Data", "mosaic", true, "", "four images in one");
   std::string name = flag(name, "Data", "name", "", "NAME", "a name");
   std::string resume = flag_optional_value(resume, "Data", "resume", "newest", "RUN", "go on");
-  std::vector<std::string> data = flag_list(data, "Data", "data", "DIR", "data sets");
 };
 
 // Returns the message of the error, or "" if the words are accepted.
@@ -126,10 +125,9 @@ TEST_CASE("flags: the value of --resume is optional") {
   CHECK(resumed({"--resume", "runs/a", "--resume=auto"}) == "auto");  // as the launcher resumes a run
 }
 
-TEST_CASE("flags: values() and set() restore all flags, numbers bit for bit, and lists") {
+TEST_CASE("flags: values() and set() restore all flags, numbers bit for bit") {
   SomeFlags a, b;
-  parse(a, {"--strict", "--no-mosaic", "--name", "x y", "--seed", "9007199254740993", "--data", "a,b",
-            "--data=c"});
+  parse(a, {"--strict", "--no-mosaic", "--name", "x y", "--seed", "9007199254740993"});
   a.lr = 0.1 + 0.2;
   for (const auto& [name, text] : a.values()) CHECK(b.set(name, text));
   CHECK(b.lr == a.lr);
@@ -137,7 +135,6 @@ TEST_CASE("flags: values() and set() restore all flags, numbers bit for bit, and
   CHECK(b.strict);
   CHECK_FALSE(b.mosaic);
   CHECK(b.name == "x y");
-  CHECK(b.data == std::vector<std::string>{"a,b", "c"});
   CHECK_FALSE(b.set("bogus", "1"));
   CHECK(SomeFlags().values()[2].second == "0.00015625");  // the shortest text that reads back exactly
 }

@@ -193,6 +193,33 @@ TEST_CASE("optim: frozen parameters are in no group and stay unchanged in steps 
                      model->backbone->as<YOLOPAFPN>()->backbone->as<CSPDarknet>()->stem->conv->conv->weight));
 }
 
+TEST_CASE("optim: a parameter without a gradient keeps weight, momentum and step count") {
+  for (const std::string kind : {"sgd", "adam", "adamw"}) {
+    torch::nn::Linear used(3, 2), idle(3, 2);
+    Optimizer o(kind, parameter_groups(*torch::nn::Sequential(used, idle), 0.1), false);
+    const auto values = [&](size_t module) {  // of the parameters of a module, and of their state
+      std::vector<Tensor> all;
+      for (size_t g : {1, 2}) {
+        all.push_back(o.groups[g].params[module].detach().clone());
+        for (const auto& [_, list] : o.named_state()) all.push_back((*list)[g][module].clone());
+      }
+      return all;
+    };
+    const auto step = [&](const torch::nn::Linear& module) {
+      o.zero_grad();
+      for (const Tensor& p : module->parameters()) p.mutable_grad() = torch::ones_like(p);
+      o.step(0.1);
+    };
+    step(idle);  // so that its momentum is not zero
+    const auto before = values(1), of_used = values(0);
+    step(used);
+    for (size_t i = 0; i < before.size(); ++i) {
+      CHECK(torch::equal(values(1)[i], before[i]));
+      CHECK_FALSE(torch::equal(values(0)[i], of_used[i]));
+    }
+  }
+}
+
 TEST_CASE("clipping: large gradients are scaled to the norm, small ones stay, and 0 is off") {
   const auto grads = [] {
     return std::vector<Tensor>{torch::full({9}, 4.0), torch::full({16}, 3.0)};

@@ -592,7 +592,7 @@ PROGRAM_TEST("programs: waiting OpenMP threads spin only briefly, unless the use
     const std::string command = " OMP_DISPLAY_ENV=VERBOSE $YOLOX_PROGRAMS/" + program + " --help";
     return has(shell(dir, "env " + set + command).err, "GOMP_SPINCOUNT = '10000'");
   };
-  for (const char* program : {"train", "multitask", "eval", "demo"})
+  for (const char* program : {"train", "eval", "demo"})
     CHECK_MESSAGE(is_brief(program, "-u GOMP_SPINCOUNT"), program);
   for (const char* set : {"GOMP_SPINCOUNT=77", "-u GOMP_SPINCOUNT OMP_WAIT_POLICY=active"})
     CHECK_FALSE(is_brief("eval", set));

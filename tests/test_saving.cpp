@@ -315,6 +315,12 @@ TEST_CASE("checkpoints: a file with weights only is not resumed from; the messag
   write_pth(dir / "last.pth", weights);
   CHECK(has(error_of([&] { newest_checkpoint(dir.path.string()); }),
             "last.pth is not a checkpoint of a training run; use it with --weights"));
+  auto state = empty_dict();
+  state.insert("tasks", empty_dict());
+  weights.insert("train", state);  // of an older version
+  write_pth(dir / "last.pth", weights);
+  CHECK(has(error_of([&] { newest_checkpoint(dir.path.string()); }),
+            "last.pth is a checkpoint of ./multitask"));
 }
 
 TEST_CASE("resuming: flags on the command line override the settings of the run; differences are reported") {

@@ -26,11 +26,6 @@ static std::string to_text(bool v) { return v ? "true" : "false"; }
 static std::string to_text(int v) { return std::to_string(v); }
 static std::string to_text(int64_t v) { return std::to_string(v); }
 static std::string to_text(const std::string& v) { return v; }
-static std::string to_text(const std::vector<std::string>& v) {
-  std::string text;
-  for (const auto& line : v) text += (text.empty() ? "" : "\n") + line;
-  return text;
-}
 
 template <class T>
 static void from_text(const std::string& name, const std::string& text, T& v) {
@@ -38,8 +33,6 @@ static void from_text(const std::string& name, const std::string& text, T& v) {
     v = text == "true";
   } else if constexpr (std::is_same_v<T, std::string>) {
     v = text;
-  } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
-    for (const auto& line : split_list(text, '\n')) v.push_back(line);
   } else {
     std::istringstream in(text);
     T read;
@@ -271,8 +264,7 @@ void Flags::check_values() const {
 
 bool Flags::is_literal(const std::string& name) const {
   const Flag* f = find(name);
-  return f && f->get() != f->keyword && !std::holds_alternative<std::string*>(f->member) &&
-         !std::holds_alternative<std::vector<std::string>*>(f->member);
+  return f && f->get() != f->keyword && !std::holds_alternative<std::string*>(f->member);
 }
 
 bool Flags::set(const std::string& name, const std::string& value) {

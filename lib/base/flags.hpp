@@ -98,12 +98,6 @@ struct Flags {
     add(&member, group, name, argument, doc, facts).keyword = "recipe";
     return -1;
   }
-  // Declares a flag that may be given several times. As text, its values are joined by line breaks.
-  std::vector<std::string> flag_list(std::vector<std::string>& member, std::string_view group,
-                                     std::string_view name, std::string_view argument, std::string_view doc) {
-    add(&member, group, name, argument, doc, {});
-    return {};
-  }
   // Declares a flag whose value may be left out. --name without a value means --name=`implicit`.
   const char* flag_optional_value(std::string& member, std::string_view group, std::string_view name,
                                   std::string_view implicit, std::string_view argument, std::string_view doc,
@@ -113,7 +107,7 @@ struct Flags {
   }
 
  private:
-  using Member = std::variant<bool*, int*, int64_t*, double*, std::string*, std::vector<std::string>*>;
+  using Member = std::variant<bool*, int*, int64_t*, double*, std::string*>;
   struct Flag {
     Member member;
     std::string group, name, argument, doc;

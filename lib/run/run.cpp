@@ -19,14 +19,19 @@
 
 namespace yolox {
 
-std::string open_run_folder(const SavedRun& saved, const std::string& wanted, const std::string& name,
-                            Ranks& ranks) {
+// Creates and locks the folder of a new run. Returns its path, or that of the resumed run, on all ranks.
+// wanted: --out. name: name of the folder below runs/ if --out is empty.
+static std::string open_run_folder(const SavedRun& saved, const std::string& wanted, const std::string& name,
+                                   Ranks& ranks) {
   std::string folder;
   if (ranks.first()) folder = saved ? saved.run : create_run_folder(wanted, name);
   return ranks.broadcast(folder);
 }
 
-std::string rank_suffix(const Ranks& ranks) { return ranks.first() ? "" : concat("_rank", ranks.info.rank); }
+// Returns the suffix of this rank's files (log, problems, crash report): "" for rank 0, "_rank3" for rank 3.
+static std::string rank_suffix(const Ranks& ranks) {
+  return ranks.first() ? "" : concat("_rank", ranks.info.rank);
+}
 
 // Logs what makes a rank slow, or lets its memory run out: memory of its GPU that other processes hold, and
 // hardware that the other ranks do not have.

@@ -26,14 +26,6 @@
 
 namespace yolox {
 
-// Creates and locks the folder of a new run. Returns its path, or that of the resumed run, on all ranks.
-// wanted: --out. name: name of the folder below runs/ if --out is empty.
-std::string open_run_folder(const SavedRun& saved, const std::string& wanted, const std::string& name,
-                            Ranks& ranks);
-
-// Returns the suffix of this rank's files (log, problems, crash report): "" for rank 0, "_rank3" for rank 3.
-std::string rank_suffix(const Ranks& ranks);
-
 // Writes nonfinite.pth, with batch, weights and statistics of a step, and nonfinite.jpg. Returns a text with
 // the paths of these files, or with the reason why they could not be written.
 std::string save_failed_step(const std::string& run, Training& t, const StepRecord& step, int rank = 0);

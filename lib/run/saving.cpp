@@ -220,7 +220,9 @@ SavedRun resume_settings(Flags& flags, const std::string& run, bool same_command
   return saved;
 }
 
-bool try_to_save(const std::function<void()>& write, Log& log, bool must) {
+// Calls write(), which saves a file. Returns false and logs a warning if write() throws, because a full disk
+// must not end a run. must: for the last save of a run; tries 4 times, one second apart, and then throws.
+static bool try_to_save(const std::function<void()>& write, Log& log, bool must) {
   for (int tries = 1;; ++tries) {
     try {
       write();
@@ -258,7 +260,10 @@ std::string Saver::load(Training& t, const SavedRun& saved) {
   return note;
 }
 
-std::string run_to_resume(const std::string& resume, const std::string& out) {
+// Returns the folder of the run that --resume means: a folder, its last.pth, "newest" or "last" for
+// newest_run(), or "auto" for `out` (--out); "" if a new run begins. Throws UsageError if there is no such
+// run.
+static std::string run_to_resume(const std::string& resume, const std::string& out) {
   if (resume.empty()) return "";
   if (resume == "auto") {
     combination_check(!out.empty(), "--resume auto needs --out DIR, the folder of the run");
@@ -299,11 +304,7 @@ SavedRun find_run(Config& config) {
     }
     return none;
   }
-  SavedRun saved = resume_settings(config, run, /*same_command=*/config.resume == "auto");
-  usage_check(
-      !saved.file.toGenericDict().at("train").toGenericDict().contains("tasks"), saved.path,
-      " is a checkpoint of ./multitask; resume it there, or give one of its head_NAME.pth to --weights");
-  return saved;
+  return resume_settings(config, run, /*same_command=*/config.resume == "auto");
 }
 
 }  // namespace yolox

@@ -69,10 +69,6 @@ void save_last(const std::string& run, const GenericDict& file, int64_t step, in
 // of auto stays what it was then.
 SavedRun resume_settings(Flags& flags, const std::string& run, bool same_command = false);
 
-// Calls write(), which saves a file. Returns false and logs a warning if write() throws, because a full disk
-// must not end a run. must: for the last save of a run; tries 4 times, one second apart, and then throws.
-bool try_to_save(const std::function<void()>& write, Log& log, bool must);
-
 // Writes the checkpoints of a run, and loads the one to resume.
 struct Saver {
   std::string run;  // run folder
@@ -91,11 +87,6 @@ struct Saver {
   // Returns a note for the log, or "".
   std::string load(Training& t, const SavedRun& saved);
 };
-
-// Returns the folder of the run that --resume means: a folder, its last.pth, "newest" or "last" for
-// newest_run(), or "auto" for `out` (--out); "" if a new run begins. Throws UsageError if there is no such
-// run.
-std::string run_to_resume(const std::string& resume, const std::string& out);
 
 // With --resume, finds the run and sets `config` to its settings. Without --resume, returns a SavedRun that
 // is empty but for notes; if --weights is given without --model, sets config.model to the model of the

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Setup of a training before the first step: process, data, model, weights and ranks. train.cpp and
-// models/multitask.cpp call these functions one after the other.
+// Setup of a training before the first step: process, data, model, weights and ranks. train.cpp
+// calls these functions one after the other.
 #pragma once
 #include <torch/torch.h>
 

@@ -93,20 +93,14 @@ GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settings& set
 Settings saved_settings(const c10::IValue& file, const std::string& path) {
   check(file.isGenericDict() && file.toGenericDict().contains("train"), path,
         " is not a checkpoint of a training run; use it with --weights");
+  const auto state = file.toGenericDict().at("train").toGenericDict();
+  check(!state.contains("tasks"), path,
+        " is a checkpoint of ./multitask, which is gone; start a new run from one of its heads: ./train "
+        "--weights head_NAME.pth");
   Settings settings;
-  for (const auto& e : file.toGenericDict().at("train").toGenericDict().at("settings").toGenericDict())
+  for (const auto& e : state.at("settings").toGenericDict())
     settings.emplace_back(e.key().toStringRef(), e.value().toStringRef());
   return settings;
-}
-
-void check_steps_per_epoch(const c10::IValue& file, int64_t per_epoch, const std::string& path,
-                           const std::string& weights) {
-  const auto state = file.toGenericDict().at("train").toGenericDict();
-  const int64_t before = state.contains("per_epoch") ? state.at("per_epoch").toInt() : per_epoch;
-  usage_check(before == per_epoch, path, " has ", before, " steps per epoch, but this --bs and data have ",
-              per_epoch,
-              ", so the run cannot be resumed with them; leave --bs and --data out, or start a new run ",
-              "from its weights: ", weights);
 }
 
 std::string load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch,
@@ -134,7 +128,11 @@ std::string load_checkpoint(Training& t, const c10::IValue& file, int64_t per_ep
   t.score = std::isnan(ap) ? std::nullopt : std::optional(ap);
   t.epochs = state.at("epochs").toInt();
   set_random_state(state.at("random"), t.scaler.scale.device());
-  check_steps_per_epoch(file, per_epoch, path, "./train --weights " + shell_word(path));
+  const int64_t of_run = state.contains("per_epoch") ? state.at("per_epoch").toInt() : per_epoch;
+  usage_check(of_run == per_epoch, path, " has ", of_run, " steps per epoch, but this --bs and data have ",
+              per_epoch,
+              ", so the run cannot be resumed with them; leave --bs and --data out, or start a new run ",
+              "from its weights: ./train --weights ", shell_word(path));
   const std::string now = score_of({}).name,
                     before = state.contains("score") ? state.at("score").toStringRef() : now;
   if (now == before) return "";

@@ -71,11 +71,6 @@ GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settings& set
 // Returns the settings in a checkpoint. Throws if the file is not a checkpoint of a training run.
 Settings saved_settings(const c10::IValue& file, const std::string& path);
 
-// Throws UsageError if a checkpoint has another number of steps per epoch. weights: how to start from its
-// weights.
-void check_steps_per_epoch(const c10::IValue& file, int64_t per_epoch, const std::string& path,
-                           const std::string& weights);
-
 // Loads a checkpoint. Throws if it has another model or another number of steps per epoch. If the name of
 // score_of() has changed, the run has no best score yet. Returns a note about that for the log, or "".
 std::string load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch, const std::string& path);
