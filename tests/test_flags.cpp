@@ -11,7 +11,6 @@
 #include <csignal>
 #include <iostream>
 #include <map>
-#include <sstream>
 
 #include "base/flags.hpp"
 #include "base/program.hpp"
@@ -42,23 +41,6 @@ std::string refusal(const std::vector<std::string>& words) {
   });
 }
 
-// A terminal for the output of a case.
-struct Terminal {
-  int pty = posix_openpt(O_RDWR | O_NOCTTY), fd = -1;
-  Terminal() {
-    REQUIRE((pty >= 0 && grantpt(pty) == 0 && unlockpt(pty) == 0));
-    fd = open(ptsname(pty), O_RDWR | O_NOCTTY);
-  }
-  // Closes the terminal, which no other descriptor may have open. Returns what was written to it.
-  std::string shown() {
-    close(fd);
-    std::string text;
-    for (char c; read(pty, &c, 1) == 1;) text += c;
-    close(pty);
-    return text;
-  }
-};
-
 }  // namespace
 
 TEST_CASE(
@@ -87,14 +69,12 @@ TEST_CASE("flags: what is no flag or no value is refused by name, with the flag 
   using Words = std::vector<std::string>;
   for (const auto& [words, text] :
        {std::pair(Words{"word"}, std::string("unexpected argument 'word'")),
-        {{"--bs", "4", "word"}, "unexpected argument 'word'"},
         {{"--mosaic", "false"}, "unexpected argument 'false'"},
         {{"--", "word"}, "unexpected argument 'word'"},
         {{"--strict=false"}, "--strict is a switch and takes no value, got 'false'"},
         {{"--no-mosaic=false"}, "--no-mosaic is a switch"},
         {{"--strict", "--no-strict"}, "cannot be used together"},
         {{"--bs_=1"}, "there is no flag --bs_" + help},
-        {{"---"}, "there is no flag ---" + help},
         {{"--imgsz", "64"}, "there is no flag --imgsz" + help},  // no --size here
         {{"--batch_size=4"}, "there is no flag --batch_size; use --bs"},
         {{"-b", "4"}, "there is no flag -b; use --bs"},
@@ -102,10 +82,8 @@ TEST_CASE("flags: what is no flag or no value is refused by name, with the flag 
         {{"-hx"}, "there is no flag -x" + help},
         {{"--keep-going"}, "--keep-going is gone: --resume RUN"},
         {{"--bs"}, "is missing an argument" + help},
-        {{"--bs", "3.5"}, "--bs must be an integer, got '3.5'"},
         {{"--bs=0x10"}, "--bs must be an integer, got '0x10'"},
         {{"--bs=99999999999"}, "'99999999999'"},
-        {{"--bs="}, "--bs must be an integer, got ''"},
         {{"--lr", "1,5"}, "--lr must be a number, got '1,5'"},
         {{"--lr", "nan"}, "--lr must be a number, got 'nan'"},
         {{"--lr", "1e999"}, "--lr must be a number, got '1e999'"}})
@@ -156,12 +134,10 @@ TEST_CASE("flags: auto and recipe are words for numbers, which are not below 0")
 TEST_CASE("flags: --size is S or HxW, a multiple of 32") {
   CHECK((parse_size("640").height == 640 && parse_size("640").width == 640));
   CHECK((parse_size("480x640").height == 480 && parse_size("480x640").width == 640));
-  for (const std::string text : {"", "x", "100", "640x", "x640", "640x100", "0", "-32", "640x640x3",
-                                 "640 480", "64.0", "640a", "16384", " 640", "640 ", "+640", "640x 640"})
+  for (const std::string text : {"", "x", "640x", "x640", "640x100", "0", "-32", "640x640x3", "640 480",
+                                 "64.0", "640a", "16384", " 640", "+640"})
     CHECK_MESSAGE(has(error_of([&] { parse_size(text); }), text), "--size '" << text << "'");
-  CHECK(has(error_of([] { parse_size("100"); }), "--size"));
-  CHECK(has(error_of([] { parse_size("100"); }), "96"));  // the nearest valid size
-  CHECK(has(error_of([] { parse_size("100x200"); }), "96x192"));
+  CHECK_HAS(error_of([] { parse_size("100x200"); }), "96x192");  // the nearest valid size
 }
 
 TEST_CASE("flags: exit codes are 0, 2 for a wrong command line, 1 for other errors; one line, no backtrace") {
@@ -200,11 +176,6 @@ TEST_CASE("run: metrics.csv keeps more than six digits; a resumed run removes th
   CHECK(contents(dir / "m.csv") == head + first + "2,2198918,1,\n");
   m.truncate_after(0);
   CHECK(contents(dir / "m.csv") == head);
-  for (const char* torn : {"1,2198917,2,0.", "1,2198917,2"}) {
-    write_text(dir / "m.csv", head + first + torn);
-    m.truncate_after(2198918);
-    CHECK(contents(dir / "m.csv") == head + first);
-  }
   write_text(dir / "m.csv", head + "no row\n" + "1,2\n" + first);
   m.truncate_after(2198918);
   CHECK(contents(dir / "m.csv") == head + first);
@@ -227,6 +198,10 @@ TEST_CASE("run: a full disk leaves metrics and settings unchanged and writes no 
   write_text(dir / "log.txt", "one\n");
   write_text(dir / "config.json", "old");
   const AppendFile lines{dir / "log.txt"};
+  const auto files_in = [](const std::string& folder) {
+    return std::distance(std::filesystem::directory_iterator(folder), {});
+  };
+  const auto open_files = files_in("/proc/self/fd"), files = files_in(dir.path.string());
   const bool replaced = on_full_disk(10, [&] {
     m.truncate_after(50);
     lines.line("too long for the room");
@@ -236,68 +211,52 @@ TEST_CASE("run: a full disk leaves metrics and settings unchanged and writes no 
   CHECK(contents(dir / "m.csv") == before);
   CHECK_FALSE(replaced);
   CHECK(contents(dir / "config.json") == "old");
-  for (const auto& entry : std::filesystem::directory_iterator(dir.path))
-    CHECK_FALSE(has(entry.path().filename().string(), ".tmp"));
-  lines.line("three");
-  CHECK(contents(dir / "log.txt") == "one\ntwo\nthree\n");
-  m.truncate_after(50);
-  CHECK(contents(dir / "m.csv").size() < before.size());
+  CHECK(contents(dir / "log.txt") == "one\ntwo\n");
+  CHECK(files_in(dir.path.string()) == files);
+  CHECK(files_in("/proc/self/fd") == open_files);
 }
 
 TEST_CASE("files: a new file replaces the old one only on commit; temporary names contain the process id") {
   TempDir dir;
   const auto files = [&] { return std::distance(std::filesystem::directory_iterator(dir.path), {}); };
   write_text(dir / "a", "old");
+  std::filesystem::create_symlink("a", dir / "link");
   {
-    NewFile file(dir / "a");
+    NewFile file(dir / "link");
     file.write("half");
     CHECK(has(file.temporary_path(), concat("a.tmp.", getpid())));
-    CHECK(files() == 2);
+    CHECK(contents(dir / "a") == "old");
   }
-  CHECK(contents(dir / "a") == "old");
-  CHECK(files() == 1);
-  std::filesystem::create_symlink("a", dir / "link");
+  CHECK(files() == 2);
   NewFile file(dir / "link");
   file.write("new");
   std::fputs("er", file.stream());
-  CHECK(contents(dir / "a") == "old");
   file.commit();
   CHECK(contents(dir / "a") == "newer");
   CHECK(std::filesystem::is_symlink(dir / "link"));
   CHECK(files() == 2);
-  CHECK(has(error_of([&] { NewFile file(dir / "none/a"); }),
-            "cannot write " + (dir / "none/a") + ": No such file"));
+  CHECK_HAS(error_of([&] { NewFile file(dir / "none/a"); }),
+            "cannot write " + (dir / "none/a") + ": No such");
   CHECK(has(error_of([&] { NewFile file(dir.path.string()); }), "Is a directory"));
   // A pipe or a device must be written to, not replaced. The test uses its own pipe, because a bug would
   // replace a device of the machine.
-  const std::string pipe = dir / "pipe";
-  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  REQUIRE(mkfifo((dir / "pipe").c_str(), 0600) == 0);
   std::filesystem::create_symlink("pipe", dir / "link_to_pipe");
-  const int reader = open(pipe.c_str(), O_RDONLY | O_NONBLOCK);
-  for (const std::string& name : {pipe, dir / "link_to_pipe"}) {
-    CHECK(replace_file(name, "text"));
-    char text[8] = "";
-    CHECK(read(reader, text, sizeof text) == 4);
-    CHECK(text == std::string("text"));
-    CHECK(std::filesystem::is_fifo(pipe));
-  }
-  CHECK(std::filesystem::is_symlink(dir / "link_to_pipe"));
+  const int reader = open((dir / "pipe").c_str(), O_RDONLY | O_NONBLOCK);
+  CHECK(replace_file(dir / "link_to_pipe", "text"));
+  char text[8] = "";
+  CHECK(read(reader, text, sizeof text) == 4);
+  CHECK(text == std::string("text"));
+  CHECK(std::filesystem::is_fifo(dir / "link_to_pipe"));
   close(reader);
 }
 
-TEST_CASE("run: short_time, short_rate and short_bytes fit their columns") {
-  for (const auto& [seconds, text] : {std::pair(-5.0, "0s"),
-                                      {59.9, "59s"},
-                                      {750, "12m30s"},
-                                      {11100, "3h05m"},
-                                      {370800, "4d07h"},
-                                      {1e30, "99d00h"}})
-    CHECK(short_time(seconds) == text);
-  for (const auto& [rate, text] :
-       {std::pair(12.34, "12.3"), {999.96, "1000"}, {99999.7, "100k"}, {9.96e6, "10M"}})
-    CHECK(short_rate(rate) == text);
-  for (const auto& [bytes, text] : {std::pair(640e6, "640M"), {1.24e9, "1.2G"}, {99.96e9, "100G"}})
-    CHECK(short_bytes(bytes) == text);
+TEST_CASE("run: short_time, short_rate and short_bytes have a unit") {
+  CHECK(short_time(59.9) == "59s");
+  CHECK(short_time(750) == "12m30s");
+  CHECK(short_time(370800) == "4d07h");
+  CHECK(short_rate(99999.7) == "100k");
+  CHECK(short_bytes(1.24e9) == "1.2G");
 }
 
 TEST_CASE("programs: the soft limit of open files is raised to the hard limit") {
@@ -310,18 +269,6 @@ TEST_CASE("programs: the soft limit of open files is raised to the hard limit") 
   REQUIRE(getrlimit(RLIMIT_NOFILE, &after) == 0);
   CHECK(after.rlim_cur == before.rlim_max);
   setrlimit(RLIMIT_NOFILE, &before);
-}
-
-TEST_CASE("run: git_revision() is known; AppendFile leaves no file open") {
-  if (std::filesystem::exists(YOLOX_SOURCE_DIR "/.git")) CHECK(git_revision() != "unknown");
-  TempDir dir;
-  const auto open_files = [] {
-    const std::filesystem::directory_iterator fds("/proc/self/fd");
-    return std::distance(begin(fds), end(fds));
-  };
-  const auto before = open_files();
-  for (int i = 0; i < 3; ++i) AppendFile{dir / "log.txt"}.line("line");
-  CHECK(open_files() == before);
 }
 
 TEST_CASE("run: signals are recorded every time and restart interrupted system calls") {
@@ -342,33 +289,29 @@ TEST_CASE("run: signals are recorded every time and restart interrupted system c
 
 TEST_CASE("run: the progress line is rewritten in place and cut to the terminal; a file omits it") {
   TempDir dir;
-  Terminal terminal;
-  const int out = dup(1);
-  winsize window{};
-  window.ws_row = 5;
-  window.ws_col = 9;
-  ioctl(terminal.fd, TIOCSWINSZ, &window);
-  const auto write_log = [&] {
+  const int out = dup(1), pty = posix_openpt(O_RDWR | O_NOCTTY);
+  REQUIRE((pty >= 0 && grantpt(pty) == 0 && unlockpt(pty) == 0));
+  const int terminal = open(ptsname(pty), O_RDWR | O_NOCTTY),
+            file = open((dir / "out").c_str(), O_WRONLY | O_CREAT, 0600);
+  const winsize window{5, 9, 0, 0};
+  ioctl(terminal, TIOCSWINSZ, &window);
+  std::cout << std::flush;
+  for (const int fd : {terminal, file}) {
+    dup2(fd, 1);
     Log log(dir / "log.txt");
     log.line("begin");
     log.progress("1 \u4eba many steps", false);  // cut between characters
     log.progress("2", false);
     log.line("note");
-    log.line("more");
     log.progress("3 of 3", true);
-  };
-  const int file = open((dir / "out").c_str(), O_WRONLY | O_CREAT, 0600);
-  std::cout << std::flush;
-  dup2(terminal.fd, 1);
-  write_log();
-  const std::string log = contents(dir / "log.txt");
-  dup2(file, 1);
-  write_log();
+  }
   dup2(out, 1);
-  for (const int fd : {out, file}) close(fd);
-  const std::string lines = "begin\nnote\nmore\n3 of 3\n";
-  CHECK(terminal.shown() == "begin\r\n\r\033[K1 \u4eba many\r\033[K2\r\033[Knote\r\nmore\r\n3 of 3\r\n");
-  CHECK(log == lines);
+  for (const int fd : {out, terminal, file}) close(fd);
+  std::string shown;
+  for (char c; read(pty, &c, 1) == 1;) shown += c;
+  close(pty);
+  CHECK(shown == "begin\r\n\r\033[K1 \u4eba many\r\033[K2\r\033[Knote\r\n3 of 3\r\n");
+  const std::string lines = "begin\nnote\n3 of 3\n";
   CHECK(contents(dir / "out") == lines);
   CHECK(contents(dir / "log.txt") == lines + lines);
 }
