@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoints: reading and writing .pth files, malicious and damaged files, loading weights by name,
 // metadata.
-#include "tensors.hpp"
+#include "programs.hpp"
 
 #include <caffe2/serialize/inline_container.h>
 #include <sys/stat.h>
@@ -117,29 +117,18 @@ GenericDict sample() {
 
 void check_sample(const c10::IValue& value, const GenericDict& expected) {
   const auto file = value.toGenericDict();
-  REQUIRE(file.size() == expected.size());
-  auto other = expected.begin();  // same order
-  for (const auto& entry : file) {
-    CHECK(entry.key() == other->key());
-    ++other;
-  }
-  const auto weights = file.at("model").toGenericDict(), wanted = expected.at("model").toGenericDict();
-  REQUIRE(weights.size() == wanted.size());
-  for (const auto& entry : weights) {
+  CHECK(test::difference(file, expected) == "");
+  const auto same_key = [](const auto& a, const auto& b) { return a.key() == b.key(); };
+  CHECK(std::equal(file.begin(), file.end(), expected.begin(), expected.end(), same_key));
+  CHECK(file.at("tuple").toTupleRef().elements()[1].toStringRef() == "two");
+  for (const auto& entry : file.at("model").toGenericDict()) {
     const auto got = entry.value().toTensor();
     INFO(entry.key().toStringRef());
-    CHECK(same(got, wanted.at(entry.key()).toTensor()));
+    CHECK(same(got, expected.at("model").toGenericDict().at(entry.key()).toTensor()));
     CHECK(got.is_contiguous());
     CHECK(!got.requires_grad());
     CHECK(got.device().is_cpu());
   }
-  CHECK(file.at("list").toListRef().vec() == std::vector<c10::IValue>{1, 2.5, "x", true, {}});
-  CHECK(file.at("tuple").toTupleRef().elements()[1].toStringRef() == "two");
-  CHECK(file.at("ints").toListRef().vec() == expected.at("ints").toListRef().vec());
-  CHECK(file.at("floats").toListRef().vec() == expected.at("floats").toListRef().vec());
-  CHECK(file.at("none").isNone());
-  CHECK(file.at("name").toStringRef() == "caf\xC3\xA9");
-  CHECK(file.at(int64_t(3)).toStringRef() == "by number");
 }
 
 // A module with a buffer, a parameter, a child without bias, and children that are not in alphabetical order.
@@ -192,7 +181,6 @@ TEST_CASE("checkpoints: a file is read as it was written") {
 
   CHECK_ERROR(write_pth(dir / "d.pth", c10::IValue(torch::Device("cpu"))), "cannot store a Device");
   CHECK_ERROR(write_pth(dir / "d.pth", torch::ones({2, 2}).to_sparse()), "sparse");
-  CHECK_ERROR(write_pth(dir / "d.pth", torch::Tensor()), "undefined");
 }
 
 GPU_TEST("gpu: checkpoints store cuda tensors as cpu tensors") {
@@ -206,19 +194,11 @@ TEST_CASE("checkpoints: a failed write keeps the old file and leaves no temporar
   write_pth(dir / "a.pth", 1);
   const auto big = torch::zeros({1 << 20});
   const auto write = [&] { return error_of([&] { write_pth(dir / "a.pth", big); }); };
-  const std::string what = on_full_disk(1 << 16, write);
-  CHECK_MESSAGE(what.find("a.pth: File too large") != std::string::npos, what);
+  CHECK_HAS(on_full_disk(1 << 16, write), "a.pth: File too large");
   CHECK(read_pth(dir / "a.pth").toInt() == 1);
-
   CHECK_ERROR(write_pth(dir / "missing/a.pth", 1), "No such file");
   CHECK_ERROR(write_pth("/dev/full", 1), "not a regular file");
-  if (geteuid() != 0) {
-    ::chmod(dir.path.c_str(), 0555);
-    CHECK_ERROR(write_pth(dir / "a.pth", 1), "Permission denied");
-    ::chmod(dir.path.c_str(), 0755);
-  }
   CHECK(std::distance(std::filesystem::directory_iterator(dir.path), {}) == 1);
-
   // A symbolic link stays, and its target is replaced.
   std::filesystem::create_symlink("a.pth", dir / "link.pth");
   write_pth(dir / "link.pth", 2);
@@ -317,30 +297,24 @@ TEST_CASE("checkpoints: the error of a file of another kind names its kind") {
   refuse(std::string("\x08\x07\x12\x07pytorch", 11), "ONNX");
   refuse("hello", "not a .pth file");
   refuse("PK\x03\x04", "incomplete");
+  refuse(zip_bytes({{"arr_0.npy", "x"}}), "without data.pkl");
+  refuse(pickle_bytes(kProto + "N.", {{"byteorder", "big"}}), "big-endian");
   CHECK_ERROR(read_pth(dir.path.string()), "is a folder");
   REQUIRE(mkfifo((dir / "pipe.pth").c_str(), 0600) == 0);  // opening it would block
   CHECK_ERROR(read_pth(dir / "pipe.pth"), "is not a regular file");
   CHECK_ERROR(read_pth(dir / "none.pth"), "no such file");
-  write_bytes(dir / "x.pth", zip_bytes({{"arr_0.npy", "x"}}));
-  CHECK_ERROR(read_pth(dir / "x.pth"), "without data.pkl");
-  write_pickle(dir / "x.pth", kProto + "N.", {{"byteorder", "big"}});
-  CHECK_ERROR(read_pth(dir / "x.pth"), "big-endian");
-  write_pickle(dir / "x.pth", kProto + "N.", {{"a", "1"}, {"b", "2"}});
-  std::string bytes = contents(dir / "x.pth");
+  std::string bytes = pickle_bytes(kProto + "N.", {{"a", "1"}, {"b", "2"}});
   const std::string second = "archive/b";
   for (size_t at = bytes.find(second); at != std::string::npos; at = bytes.find(second, at))
     bytes.replace(at, second.size(), "archive/a");
   refuse(bytes, "twice");
-
   // Compressed by a zip program: the compression method in the central directory is not 0.
-  write_pickle(dir / "x.pth", kProto + "N.");
-  bytes = contents(dir / "x.pth");
-  bytes[bytes.find("PK\x01\x02") + 10] = 8;
+  bytes = pickle_bytes(kProto + "N.");
+  const size_t entry = bytes.find("PK\x01\x02"), crc = entry + 16;
+  bytes[entry + 10] = 8;
   refuse(bytes, "compressed");
   // Without checksums, as written after torch.serialization.set_crc32_options(False).
-  write_pickle(dir / "x.pth", kProto + "N.");
-  bytes = contents(dir / "x.pth");
-  const size_t crc = bytes.find("PK\x01\x02") + 16;
+  bytes[entry + 10] = 0;
   std::fill_n(bytes.begin() + crc, 4, '\0');
   write_bytes(dir / "x.pth", bytes);
   CHECK(read_pth(dir / "x.pth").isNone());
@@ -390,66 +364,45 @@ TEST_CASE("checkpoints: pickles execute no code, and tensors that exceed their s
 TEST_CASE(
     "checkpoints: truncated files are refused, and random changes cause an error or a value, not a crash") {
   const TempDir dir;
-  auto value = sample();
-  write_pth(dir / "a.pth", value);
+  write_pth(dir / "a.pth", sample());
   const std::string good = contents(dir / "a.pth");
+  caffe2::serialize::PyTorchStreamReader zip(dir / "a.pth");
+  const auto record = [&](const std::string& name) {
+    const auto [data, size] = zip.getRecord(name);
+    return std::string(static_cast<const char*>(data.get()), size);
+  };
+  const std::string program = record("data.pkl");
+  Records records;
+  for (const auto& name : zip.getAllRecords())
+    if (name.starts_with("data/")) records.emplace_back(name, record(name));
   std::mt19937_64 random(1);
   const double before = peak_bytes();
   int errors = 0, total = 0;
   const auto try_read = [&](const std::string& bytes) {
     write_bytes(dir / "b.pth", bytes);
     ++total;
-    try {
-      read_pth(dir / "b.pth");
-    } catch (const std::runtime_error& error) {
-      ++errors;
-      CHECK(std::string(error.what()).find("b.pth: ") != std::string::npos);
-    }
+    const std::string error = error_of([&] { read_pth(dir / "b.pth"); });
+    errors += !error.empty();
+    CHECK_MESSAGE((error.empty() || has(error, "b.pth: ")), error);
   };
-  // Every truncated file is refused: cut at every signature, near the end and at random positions.
-  for (const char* mark : {"PK\x03\x04", "PK\x01\x02", "PK\x06\x06", "PK\x06\x07", "PK\x05\x06", "archive/"})
-    for (size_t at = good.find(mark); at != std::string::npos; at = good.find(mark, at + 1))
-      for (const size_t cut : {at, at + 2, at + 4, at + 20}) try_read(good.substr(0, cut));
   for (size_t back = 1; back <= 120; ++back) try_read(good.substr(0, good.size() - back));
   for (int i = 0; i < 300; ++i) try_read(good.substr(0, random() % good.size()));
   CHECK(errors == total);
-
-  for (int i = 0; i < 1000; ++i) {  // bit flips in the container, half of them in the central directory
-    std::string bytes = good;
+  // Bit flips in the container, half of them in the central directory; bytes of the pickle, with a correct
+  // checksum.
+  for (int i = 0; i < 1000; ++i) {
+    std::string bytes = good, changed = program;
     const size_t from = i % 2 ? bytes.find("PK\x01\x02") : 0;
-    for (int flips = 1 + i % 3; flips-- > 0;)
+    for (int changes = 1 + i % 3; changes-- > 0;) {
       bytes[from + random() % (bytes.size() - from)] ^= char(1 << random() % 8);
+      changed[random() % changed.size()] = char(random());
+    }
     try_read(bytes);
-  }
-  // Changes of the pickle, with a correct checksum.
-  caffe2::serialize::PyTorchStreamReader zip(dir / "a.pth");
-  const auto record = [&](const std::string& name) {
-    const auto [data, size] = zip.getRecord(name);
-    return std::string(static_cast<const char*>(data.get()), size);
-  };
-  Records records;
-  for (const auto& name : zip.getAllRecords())
-    if (name.starts_with("data/")) records.emplace_back(name, record(name));
-  const int passed = total - errors;
-  for (int i = 0; i < 1500; ++i) {
-    std::string program = record("data.pkl");
-    for (int changes = 1 + i % 3; changes-- > 0;) program[random() % program.size()] = char(random());
-    try_read(pickle_bytes(program, records));
+    try_read(pickle_bytes(changed, records));
   }
   CHECK(errors > 1000);
-  CHECK(total - errors > passed);  // some changed pickles are valid, so the pickle is reached
+  CHECK(errors < total);  // some changes leave a valid file, so that what follows the checks is reached
   CHECK(peak_bytes() - before < 300e6);
-}
-
-TEST_CASE("checkpoints: state_dict has the order of PyTorch") {
-  Tiny model;
-  std::vector<std::string> keys;
-  for (const auto& [key, tensor] : state_dict(*model)) keys.push_back(key);
-  CHECK(keys == std::vector<std::string>{"scale", "anchors", "stem.weight", "bn.weight", "bn.bias",
-                                         "bn.running_mean", "bn.running_var", "bn.num_batches_tracked",
-                                         "a_preds.0.weight", "a_preds.0.bias", "a_preds.1.weight",
-                                         "a_preds.1.bias"});
-  CHECK(state_dict(*model)[2].second.is_alias_of(model->stem->weight));
 }
 
 TEST_CASE("checkpoints: weights are loaded by name, and the rest is reported") {
@@ -488,20 +441,16 @@ TEST_CASE("checkpoints: weights are loaded by name, and the rest is reported") {
   CHECK(other->preds[0]->as<torch::nn::Conv2d>()->weight.equal(before));
   CHECK(same(other->stem->weight, from->stem->weight.to(torch::kHalf).to(torch::kFloat)));
   CHECK(other->bn->num_batches_tracked.item<int64_t>() == 9);
-  CHECK(to_string(partial) ==
-        "loaded 7 of 12 tensors\n"
-        "a_preds.0.weight: file [5, 4, 1, 1], model [3, 4, 1, 1]: left at its initial value (and 1 more in "
-        "a_preds.0)\n"
-        "a_preds.1.weight: file [5, 4, 1, 1], model [3, 4, 1, 1]: left at its initial value (and 1 more in "
-        "a_preds.1)\n"
-        "not in the file: 1 in scale (scale): left at their initial values\n"
-        "only in the file: 1 in head.extra (head.extra.weight): ignored");
+  for (const char* line :
+       {"loaded 7 of 12 tensors\n", "a_preds.0.weight: file [5, 4, 1, 1], model [3, 4, 1, 1]: ",
+        "\nnot in the file: 1 in scale (scale): ",
+        "\nonly in the file: 1 in head.extra (head.extra.weight): "})
+    CHECK_HAS(to_string(partial), line);
 
   auto foreign = empty_dict(), object = empty_dict(), integers = empty_dict(), twice = empty_dict();
   foreign.insert("layer1.weight", torch::ones({1}));
   CHECK_ERROR(load_state_dict(*to, foreign, "f.pth"),
               "f.pth: none of its 1 entries fits the model: the file has layer1.weight");
-  CHECK_ERROR(load_state_dict(*to, foreign, "f.pth"), "the model scale");
   object.insert("scale", torch::zeros({1}));
   object.insert("stem.weight", c10::IValue::make_capsule(c10::make_intrusive<Opaque>("torch.QInt8Storage")));
   CHECK_ERROR(load_state_dict(*to, object, "f.pth"), "stem.weight is the Python object torch.QInt8Storage");
@@ -523,19 +472,17 @@ TEST_CASE("checkpoints: weights are found under model, state_dict or ema, or at 
   };
   for (const char* key : {"model", "state_dict", "ema"})
     CHECK(find_weights(under(key, weights), "f").contains("w"));
-  CHECK(find_weights(weights, "f").contains("w"));
-  CHECK(find_weights(under("model", torch::ones({1})), "f")
-            .contains("model"));  // a flat dict may have any names
+  // The weights of a flat dict may have any names.
+  CHECK(find_weights(under("model", torch::ones({1})), "f").contains("model"));
   auto both = under("model", {});
   both.insert("ema", weights);
   CHECK(find_weights(both, "f").contains("w"));
   CHECK_ERROR(find_weights(1, "f.pth"), "f.pth: contains the number 1");
   CHECK_ERROR(find_weights(empty_dict(), "f.pth"), "empty dict");
   CHECK_ERROR(find_weights(under("epoch", 1), "f.pth"), "its keys are epoch");
-  const auto object =
-      c10::IValue::make_capsule(c10::make_intrusive<Opaque>("ultralytics.nn.tasks.DetectionModel"));
+  const auto object = c10::IValue::make_capsule(c10::make_intrusive<Opaque>("ultralytics.DetectionModel"));
   CHECK_ERROR(find_weights(under("model", object), "f.pth"),
-              "\"model\" is the Python object ultralytics.nn.tasks.DetectionModel");
+              "is the Python object ultralytics.DetectionModel");
 }
 
 TEST_CASE("checkpoints: class names, channel order and value range are stored with the weights") {
@@ -569,10 +516,6 @@ TEST_CASE("checkpoints: class names, channel order and value range are stored wi
   CHECK_ERROR(weights_info(with("mean", std::vector<double>{1, 2, 3}), "f.pth"), "mean [1, 2, 3]");
   CHECK_ERROR(weights_info(with("classes", 3), "f.pth"), "yolox.classes is the number 3");
   CHECK_ERROR(weights_info(with("size", std::vector<int64_t>{-32, 32}), "f.pth"), "multiples of 32");
-  CHECK_ERROR(weights_info(with("model", {}), "f.pth"), "yolox.model");
-  auto broken = empty_dict();
-  broken.insert("yolox", 1);
-  CHECK_ERROR(weights_info(broken, "f.pth"), "\"yolox\" is the number 1");
 }
 
 SHARED_TEST("checkpoints: official checkpoints are read completely") {
@@ -606,12 +549,4 @@ SHARED_TEST("checkpoints: official checkpoints are read completely") {
   CHECK(find_weights(rebuilt, "f").at("head.cls_preds.0.weight").toTensor().sizes() ==
         c10::IntArrayRef({80, 64, 1, 1}));
   CHECK(!weights_info(rebuilt, "f").legacy_preproc);
-
-  // Fixtures are read as torch reads them.
-  for (const auto& entry : fixture("bn_nano.pth"))
-    CHECK(read_pth(shared("fixtures/bn_nano.pth"))
-              .toGenericDict()
-              .at(entry.key())
-              .toTensor()
-              .equal(entry.value().toTensor()));
 }
