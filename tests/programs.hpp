@@ -193,7 +193,7 @@ inline std::vector<std::vector<double>> metric_rows(const std::string& path) {
 }
 // Columns of metrics.csv.
 constexpr int kEpoch = 0, kIteration = 1, kLoss = 2, kIou = 3, kObj = 4, kCls = 5, kL1 = 6, kPositives = 7;
-constexpr int kLr = 8, kSpeed = 9, kWaiting = 10, kNorm = 11, kAP = 12, kAP50 = 13, kValLoss = 14;
+constexpr int kSpeed = 9, kWaiting = 10, kAP = 12, kValLoss = 14;
 // Returns the AP of the last evaluation of a run, -1 without an evaluation.
 inline double last_ap(const TempDir& dir, const std::string& run) {
   double last = -1;

@@ -7,7 +7,6 @@
 
 #include <atomic>
 #include <set>
-#include <sstream>
 #include <thread>
 
 #include "config.hpp"
@@ -82,17 +81,6 @@ PROGRAM_TEST("train: a run folder has settings, log, metrics and two checkpoints
   CHECK(fs::exists(dir / "a/best.pth"));
 }
 
-PROGRAM_TEST("train: a repeated run with another number of workers ends with the same weights") {
-  const TempDir& dir = trained().dir;
-  succeed(dir, "train", kTrain + "--out b --workers 5");
-  CHECK(difference(dir / "a/last.pth", dir / "b/last.pth") == "");
-  CHECK(difference(dir / "a/best.pth", dir / "b/best.pth") == "");
-  succeed(dir, "train", kTrain + "--out c --max-iters 1 --eval-interval 0 --seed 1");
-  const std::string batch = contents(dir / "a/train_batch0.jpg");
-  CHECK(contents(dir / "b/train_batch0.jpg") == batch);
-  CHECK(contents(dir / "c/train_batch0.jpg") != batch);
-}
-
 PROGRAM_TEST("train: a run that was stopped within an epoch and resumed equals an undisturbed run") {
   const TempDir& dir = trained().dir;
   succeed(dir, "train", kTrain + "--max-iters 6");  // into runs/yolox-nano-data
@@ -105,7 +93,7 @@ PROGRAM_TEST("train: a run that was stopped within an epoch and resumed equals a
   CHECK(has(complete.err, "--max-iters"));  // the flag that continues the run
 
   const std::string printed =
-      succeed(dir, "train", "--resume --max-iters 0");  // the newest run, without limit
+      succeed(dir, "train", "--resume --max-iters 0 --workers 5");  // the newest run, without limit
   CHECK(has(printed, "resuming " + run_folder + " at step 6"));
   CHECK(has(printed, "--max-iters 0 instead of the run's 6"));
   const auto whole = last_checkpoint(dir, "a"), resumed = last_checkpoint(dir, run_folder);
@@ -141,50 +129,6 @@ PROGRAM_TEST("train: runs with bf16 and without augmentation, and with AdamW and
     CHECK_FALSE(fs::exists(dir / "e/best.pth"));  // nothing was evaluated
     const bool averaged = difference(weights_of(dir, "e", true), weights_of(dir, "e", false)) != "";
     CHECK(averaged == !has(flags, "--ema 0"));
-  }
-}
-
-PROGRAM_TEST("train: frozen parameters and their batch norms stay unchanged, the rest is trained") {
-  const TempDir& dir = trained().dir;
-  succeed(
-      dir, "train",
-      kTrain +
-          "--weights a/last.pth --freeze backbone,head.stems --max-iters 3 --eval-interval 3 --out frozen");
-  const auto before = weights_of(dir, "a");
-  for (const bool averaged : {true, false}) {
-    int64_t moved = 0;
-    for (const auto& e : weights_of(dir, "frozen", averaged)) {
-      const std::string key = e.key().toStringRef();
-      const bool same = torch::equal(e.value().toTensor(), before.at(key).toTensor());
-      if (key.rfind("backbone.backbone.", 0) == 0 || key.rfind("head.stems.", 0) == 0)
-        CHECK_MESSAGE(same, key);
-      else
-        moved += !same;
-    }
-    CHECK(moved > 100);
-  }
-  check_refusal(dir, "train", kTrain + "--freeze backbone,nek --out g", 2, "--freeze nek");
-  CHECK(run(dir, "train", kTrain + "--freeze backbone,neck,head --out g").code == 2);  // nothing to train
-}
-
-PROGRAM_TEST("train: --accum computes the step of the whole batch, with parts of unequal size too") {
-  const TempDir& dir = trained().dir;
-  // Only the last convolutions are trained, because batch norms depend on the micro-batch.
-  const std::string flags =
-      "--data data --model yolox-nano --size 64 --bs 5 --max-iters 1 --eval-interval 0 --ema 0 --lr 0.005 "
-      "--device cpu "
-      "--epochs 1 --warmup-epochs 0 --weights a/last.pth --freeze "
-      "backbone,neck,head.stems,head.cls_convs,head.reg_convs ";
-  succeed(dir, "train", flags + "--out whole");
-  succeed(dir, "train", flags + "--out parts --accum 3");
-  const auto before = weights_of(dir, "a"), whole = weights_of(dir, "whole"),
-             parts = weights_of(dir, "parts");
-  for (const char* layer : {"cls_preds", "reg_preds", "obj_preds"}) {
-    const std::string key = concat("head.", layer, ".1.weight");
-    const auto at = [&](const auto& weights) { return weights.at(key).toTensor().to(torch::kDouble); };
-    const double way = (at(whole) - at(before)).norm().template item<double>();
-    CHECK(way > 0);
-    CHECK((at(parts) - at(whole)).norm().template item<double>() < 1e-3 * way);
   }
 }
 
@@ -278,48 +222,10 @@ PROGRAM_TEST("train: the eps of Adam is 1e-3 with --amp fp16 and 1e-8 without") 
   }
 }
 
-PROGRAM_TEST(
-    "train: flags given with --resume override those of the run, with a message, also in its checkpoint") {
+PROGRAM_TEST("train: the run folder has images of labels, first batches and predictions; --cache") {
   const TempDir& dir = trained().dir;
-  succeed(dir, "train", kTrain + "--out turned --max-iters 1 --eval-interval 0");
-  const std::string printed =
-      succeed(dir, "train", "--resume=turned --max-iters 2 --preproc legacy --size 96x128");
-  CHECK(has(printed, "--preproc legacy instead of the run's auto"));
-  const WeightsInfo info = weights_info(read_pth(dir / "turned/last.pth"), "last.pth");
-  CHECK(info.legacy_preproc);
-  CHECK(info.height == 96);
-  CHECK(info.width == 128);
-}
-
-PROGRAM_TEST("train: weights for other classes are loaded without the class head, with a message") {
-  const TempDir& dir = trained().dir;
-  write_scenes(dir / "two", 4, 2);
-  const std::string printed =
-      succeed(dir, "train",
-              "--data two --model yolox-nano --size 64 --bs 2 --max-iters 1 --eval-interval 0 --ema 0 --lr 0 "
-              "--recipe official --out f --weights a/last.pth");  // Adam would scale the filters
-  CHECK(
-      has(printed,
-          "weights 636 of 642 tensors of a/last.pth; the class layers start fresh, but for classes that the "
-          "weights know (7 -> 2 classes)"));
-  CHECK(has(printed, "classes 2 of 2 start from the class layers of the weights, by name"));
-  const auto from = weights_of(dir, "a"), into = weights_of(dir, "f");
-  for (const char* key : {"backbone.backbone.stem.conv.conv.weight", "head.obj_preds.0.bias"})
-    CHECK(torch::equal(into.at(key).toTensor(), from.at(key).toTensor()));
-  CHECK(torch::equal(into.at("head.cls_preds.0.bias").toTensor(),
-                     from.at("head.cls_preds.0.bias").toTensor().slice(0, 0, 2)));
-}
-
-PROGRAM_TEST("train: the run folder has images of the labels and first batches; --cache") {
-  const TempDir& dir = trained().dir;
-  for (const char* name : {"labels", "train_batch0", "train_batch1", "train_batch2"})
+  for (const char* name : {"labels", "train_batch0", "train_batch1", "train_batch2", "val_batch0_pred"})
     CHECK_FALSE(cv::imread(dir / concat("a/", name, ".jpg")).empty());
-  // Two images of 64 pixels side by side, enlarged to 320 pixels, with 4 pixels between and their names
-  // above.
-  const cv::Mat sheet = cv::imread(dir / "a/train_batch0.jpg");
-  CHECK(sheet.size() == cv::Size(644, 338));
-  CHECK(has(trained().printed, "boxes   "));
-
   const std::string cached =
       succeed(dir, "train", kTrain + "--max-iters 2 --eval-interval 0 --cache ram --out cached");
   CHECK(has(cached, "cache   ram"));
@@ -335,9 +241,7 @@ PROGRAM_TEST("pack: invalid flags are refused; a packed data set trains to the s
   CHECK(difference(weights_of(dir, "a", false), weights_of(dir, "from_packed", false)) == "");
   CHECK(has(error_of([&] { load_splits({dir / "data.lmdb", {}, 0.25}, false); }), "give it to ./pack"));
   succeed(dir, "pack", "--data data --val-fraction 0.25 --out held_out.lmdb");
-  const Splits held_out = load_splits({dir / "held_out.lmdb"});
-  CHECK(held_out.train.records.size() == 6);
-  CHECK(held_out.val.records.size() == 2);
+  CHECK(load_splits({dir / "held_out.lmdb"}).val.records.size() == 2);
 }
 
 PROGRAM_TEST("train: bad images and labels are counted, listed and skipped; --strict stops at them") {
@@ -351,56 +255,40 @@ PROGRAM_TEST("train: bad images and labels are counted, listed and skipped; --st
   CHECK(has(contents(dir / "a/problems.txt"), "shapes_2.png"));
   const std::string judged = succeed(dir, "eval", "--data data --weights a/last.pth");
   CHECK(has(judged, "3 images in"));
-  CHECK(has(judged, "shapes_2.png"));  // the name of the unreadable image
-
+  CHECK(has(judged, "shapes_2.png"));
   check_refusal(dir, "train", flags + "--strict --out b", 1, "shapes_2.png");
-
   fs::remove(bad);
   check_refusal(dir, "train", flags + "--strict --out c", 1, "image missing");
-  CHECK(has(succeed(dir, "train", flags + "--out d"), "image missing: 1"));
 }
 
 // ---- eval, demo, export
 
-PROGRAM_TEST("eval: the AP of best.pth equals the AP in training; --json has all keys") {
+PROGRAM_TEST(
+    "eval: --json has all keys; --save-dt has the ids of the data set and the AP; --data other.json") {
   const TempDir& dir = trained().dir;
-  const std::string printed =
-      succeed(dir, "eval",
-              "--data data --weights a/best.pth --bs 2 --conf 0 --nms 0.9 --json e.json --save-dt dt.json");
-  CHECK(has(printed, "yolox-nano, 7 classes, 8 images"));
-  CHECK(has(printed, "64x64"));
-  CHECK_FALSE(has(printed, "\r"));
-  for (const char* key :
-       {"AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl"})
-    json_number(dir / "e.json", key);
-  CHECK(has(contents(dir / "e.json"), R"("per_class":[{"id":1,"name":"circle")"));
-
-  const double ap = json_number(dir / "e.json", "AP");
-  CHECK(ap > 0);
-  const auto best = read_pth(dir / "a/best.pth").toGenericDict();
-  CHECK(ap == doctest::Approx(best.at("curr_ap").toDouble()).epsilon(1e-6));
-
-  // The saved detections have the same AP.
-  succeed(dir, "eval", "--gt data/annotations/instances_train.json --dt dt.json --json again.json");
-  CHECK(json_number(dir / "again.json", "AP") == doctest::Approx(ap).epsilon(1e-6));
-  CHECK(has(contents(dir / "dt.json"), R"("file_name":"shapes_1.png")"));
-
-  check_refusal(dir, "eval", "--data data --weights a/best.pth --save-dt none/dt.json", 1,
-                "--save-dt none/dt.json: cannot write to the folder of this file");
-
-  // A data set with other category ids, some negative, in another order: classes are matched by name, and the
-  // saved detections have its ids.
+  // Category ids in another order, some of them negative: classes are matched by name.
   CocoDataset other = read_coco(dir / "data/annotations/instances_train.json");
   for (CocoCategory& c : other.categories) c.id = 3 - c.id;
   for (CocoAnnotation& a : other.annotations) a.category_id = 3 - a.category_id;
   write_coco(dir / "other.json", other);
-  succeed(
-      dir, "eval",
-      "--data other.json --images data/train --weights a/best.pth --bs 2 --conf 0 --nms 0.9 --json o.json "
-      "--save-dt other_dt.json");
-  CHECK(json_number(dir / "o.json", "AP") == doctest::Approx(ap).epsilon(1e-9));
-  succeed(dir, "eval", "--gt other.json --dt other_dt.json --json again.json");
+  const std::string printed =
+      succeed(dir, "eval",
+              "--data other.json --images data/train --weights a/best.pth --bs 2 --conf 0 --nms 0.9 "
+              "--json e.json --save-dt dt.json");
+  CHECK(has(printed, "yolox-nano, 7 classes, 8 images"));
+  CHECK_FALSE(has(printed, "\r"));
+  for (const char* key :
+       {"AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl"})
+    json_number(dir / "e.json", key);
+  CHECK(has(contents(dir / "e.json"), R"("per_class":[{"id":)"));
+  const double ap = read_pth(dir / "a/best.pth").toGenericDict().at("curr_ap").toDouble();
+  CHECK(ap > 0);
+  CHECK(json_number(dir / "e.json", "AP") == doctest::Approx(ap).epsilon(1e-6));
+  succeed(dir, "eval", "--gt other.json --dt dt.json --json again.json");
   CHECK(json_number(dir / "again.json", "AP") == doctest::Approx(ap).epsilon(1e-6));
+  CHECK(has(contents(dir / "dt.json"), R"("file_name":"shapes_1.png")"));
+  check_refusal(dir, "eval", "--data data --weights a/best.pth --save-dt none/dt.json", 1,
+                "--save-dt none/dt.json: cannot write to the folder of this file");
 }
 
 SHARED_PROGRAM_TEST(
@@ -481,48 +369,35 @@ SHARED_PROGRAM_TEST(
 
 PROGRAM_TEST("programs: exit with 1 if their results do not fit on stdout, but training goes on") {
   const TempDir& dir = trained().dir;
-  write_text(dir / "gt.json",
-             R"({"images": [{"id": 1, "file_name": "a.jpg", "width": 64, "height": 48}],
-                 "categories": [{"id": 1, "name": "cat"}],
-                 "annotations": [{"id": 7, "image_id": 1, "category_id": 1, "bbox": [1, 1, 9, 9]}]})");
-  write_text(dir / "dt.json", R"([{"image_id": 1, "category_id": 1, "bbox": [1, 1, 9, 9], "score": 0.9}])");
+  const auto onto_full_disk = [&](const std::string& command) {
+    return shell(dir, "($YOLOX_PROGRAMS/" + command + " > /dev/full)");
+  };
   for (const std::string command :
-       {"eval --gt gt.json --dt dt.json",
+       {"eval --data data --weights a/best.pth",
         "demo --weights a/best.pth --source shapes --max-images 1 --save full",
         "export --weights a/best.pth --out full.onnx", "pack --data data --out full.lmdb", "eval --help"}) {
     CAPTURE(command);
-    const Outcome o = shell(dir, "($YOLOX_PROGRAMS/" + command + " > /dev/full)");
+    const Outcome o = onto_full_disk(command);
     CHECK(o.code == 1);
     CHECK(has(o.err, "cannot write to stdout"));
   }
-  CHECK(shell(dir, concat("($YOLOX_PROGRAMS/train ", kTrain,
-                          "--max-iters 1 --eval-interval 0 --out goes_on > /dev/full)"))
-            .code == 0);
+  CHECK(onto_full_disk("train " + kTrain + "--max-iters 1 --eval-interval 0 --out goes_on").code == 0);
 }
 
-PROGRAM_TEST("demo: writes each image of a folder in its size, skips other files, keeps the originals") {
+PROGRAM_TEST("demo: writes each image of a folder in its size, and never over the originals") {
   const TempDir& dir = trained().dir;
-  write_scenes(dir / "pictures", 2);
-  write_text(dir / "pictures/train/text.jpg", "this is no image");
-  const std::string before = contents(dir / "pictures/train/shapes_1.png");
-  const std::string printed =
-      succeed(dir, "demo", "--source pictures/train --weights a/last.pth --conf 0 --save drawn");
-  CHECK(has(printed, "text.jpg"));
-  CHECK(has(printed, "drawn/shapes_2.png"));
-  for (const std::string name : {"shapes_1.png", "shapes_2.png"}) {
-    const cv::Mat in = cv::imread(dir / ("pictures/train/" + name)),
-                  out = cv::imread(dir / ("drawn/" + name));
-    REQUIRE(in.size() == out.size());
-    CHECK(cv::norm(in, out, cv::NORM_INF) > 0);
-  }
-  const std::string drawn =
-      succeed(dir, "demo", "--source shapes --max-images 2 --weights a/last.pth --save shapes");
-  CHECK(has(drawn, "2 images in "));
+  write_scenes(dir / "pictures", 1);
+  const cv::Mat in = cv::imread(dir / "pictures/train/shapes_1.png");
+  const std::string demo = "--source pictures/train --weights a/last.pth --conf 0 --save ";
+  CHECK(has(succeed(dir, "demo", demo + "drawn"), "drawn/shapes_1.png"));
+  const cv::Mat drawn = cv::imread(dir / "drawn/shapes_1.png");
+  REQUIRE(in.size() == drawn.size());
+  CHECK(cv::norm(in, drawn, cv::NORM_INF) > 0);
+  CHECK(run(dir, "demo", demo + "pictures/train").code != 0);
+  CHECK(cv::norm(in, cv::imread(dir / "pictures/train/shapes_1.png"), cv::NORM_INF) == 0);
+  const std::string shapes = "--source shapes --max-images 2 --weights a/last.pth --save shapes";
+  CHECK(has(succeed(dir, "demo", shapes), "2 images in "));
   CHECK(fs::exists(dir / "shapes/shapes_2.png"));
-  // --save with the source folder must not overwrite the originals.
-  const Outcome over = run(dir, "demo", "--source pictures/train --weights a/last.pth --save pictures/train");
-  CHECK(over.code != 0);
-  CHECK(contents(dir / "pictures/train/shapes_1.png") == before);
 }
 
 SHARED_PROGRAM_TEST("demo: the dog is found; pixels away from the boxes stay unchanged") {
@@ -534,20 +409,16 @@ SHARED_PROGRAM_TEST("demo: the dog is found; pixels away from the boxes stay unc
               "--source dog.png --weights '" + shared("data/weights/yolox_nano_coco_v011_rebuilt.pth") + "'");
   CHECK(has(printed, "1 dog"));
   CHECK(has(printed, "1 bicycle"));
-  const cv::Mat out = cv::imread(dir / "runs/demo/dog.png");
-  REQUIRE(in.size() == out.size());
   cv::Mat changed;
-  cv::absdiff(in, out, changed);
+  cv::absdiff(in, cv::imread(dir / "runs/demo/dog.png"), changed);
   cv::cvtColor(changed, changed, cv::COLOR_BGR2GRAY);
-  const int n = cv::countNonZero(changed);
-  CHECK(n > 0);
-  CHECK(n < 0.1 * changed.total());
   // The dog is at x 132..310, y 222..545 of 768 x 576. Its box is drawn there, and a far corner is unchanged.
   CHECK(cv::countNonZero(changed(cv::Rect(100, 200, 240, 360))) > 500);
   CHECK(cv::countNonZero(changed(cv::Rect(600, 400, 160, 170))) == 0);
 }
 
-PROGRAM_TEST("export: the TorchScript file computes the outputs of the model") {
+PROGRAM_TEST(
+    "export: the TorchScript file computes the outputs of the model, and has classes and channel order") {
   const TempDir& dir = trained().dir;
   const std::string printed = succeed(dir, "export", "--weights a/last.pth --out model.ts");
   CHECK(has(printed, "model.ts: yolox-nano, 7 classes, input [B, 3, H, W] BGR 0..255, output [B, A, 12]"));
@@ -557,12 +428,9 @@ PROGRAM_TEST("export: the TorchScript file computes the outputs of the model") {
   CHECK(extra["channel_order"] == "BGR");
   const torch::NoGradGuard no_grad;
   auto loaded = load_model(dir / "a/last.pth", "", "auto", torch::kCPU);
-  for (const int64_t b : {1, 3}) {
-    const Tensor images = torch::rand({b, 3, 64, 64}) * 255;
-    const Tensor out = module.forward({images}).toTensor();
-    CHECK(out.sizes() == c10::IntArrayRef{b, 84, 12});
-    CHECK(torch::allclose(out, decode(loaded.model(images), 64, 64), 1e-4, 1e-3));
-  }
+  const Tensor images = torch::rand({3, 3, 64, 64}) * 255;
+  CHECK(
+      torch::allclose(module.forward({images}).toTensor(), decode(loaded.model(images), 64, 64), 1e-4, 1e-3));
 }
 
 // ---- the command line
@@ -598,39 +466,24 @@ PROGRAM_TEST("programs: waiting OpenMP threads spin only briefly, unless the use
     CHECK_FALSE(is_brief("eval", set));
 }
 
-PROGRAM_TEST("programs: --help lists every flag in lines of at most 80 columns") {
+PROGRAM_TEST("programs: --help lists every flag, those that are on by default as --no-NAME") {
   const TempDir& dir = trained().dir;
   for (const std::string program : {"train", "eval", "demo", "export", "pack"})
-    for (const auto& line : lines_of(succeed(dir, program, "--help")))
-      CHECK_MESSAGE(line.size() <= 80, program << ": " << line);
-  const std::string help = succeed(dir, "train", "-h"), config = contents(dir / "a/config.json");
-  CHECK(has(help, "\n      --no-sync-bn  "));
-  int flags = 0;
-  for (size_t at = 0; (at = config.find("\":", at)) != std::string::npos; ++at) {
-    const size_t begin = config.rfind('"', at - 1) + 1;
-    const std::string name = config.substr(begin, at - begin);
-    if (name == "device_name") break;  // what is no flag follows
-    CHECK_MESSAGE((has(help, "\n      --" + name) || has(help, "\n      --no-" + name)), name);
-    ++flags;
-  }
-  CHECK(flags > 30);
+    CHECK(has(succeed(dir, program, "--help"), "\n  -h, --help "));
+  const std::string help = succeed(dir, "train", "-h");
+  for (const auto& [name, value] : Config().values())
+    CHECK_MESSAGE(has(help, concat("\n      --", value == "true" ? "no-" : "", name, " ")), name);
 }
 
-TEST_CASE("train: the default data set is shapes, the default model is yolox-s") {
-  Config config;
-  fill_in(config);
-  check_config(config);
-  CHECK(config.data == "shapes");
-  CHECK(config.model == "yolox-s");
-}
-
-TEST_CASE("train: invalid flags give one line that names them, and exit code 2") {
+TEST_CASE(
+    "train: no flags are yolox-s on shapes; invalid ones give one line that names them, and exit code 2") {
+  Config defaults;
+  fill_in(defaults);
+  check_config(defaults);
+  CHECK(defaults.data == "shapes");
+  CHECK(defaults.model == "yolox-s");
   const std::vector<std::pair<std::string, std::string>> rows = {
       {"--bogus 1", "bogus"},
-      {"word", "word"},
-      {"--strict=false", "strict"},
-      {"--bs many", "--bs"},
-      {"--bs", "bs"},
       {"--bs 0", "--bs"},
       {"--bs 5 --accum 6", "--accum"},
       {"--cache floppy", "floppy"},
@@ -644,12 +497,9 @@ TEST_CASE("train: invalid flags give one line that names them, and exit code 2")
       {"--optimizer x", "--optimizer"},
       {"--preproc x", "--preproc"},
       {"--mosaic-prob 2", "--mosaic-prob must be in 0..1, got 2"},
-      {"--mosaic-scale-lo 1", "--mosaic-scale-lo is gone: edit the recipes in models.hpp"},
       {"--model yolo", "--model"},
       {"--clip 1e308", "--clip"},
   };
-  Config blank;
-  CHECK(has(error_of([&] { blank.set("workers", " 1"); }), "--workers must be an integer, got ' 1'"));
   CHECK_THROWS_WITH_AS(parse_device("tpu"), doctest::Contains("--device"), UsageError);
   CHECK_THROWS_WITH_AS(parse_device("0"), doctest::Contains("write cuda:0"), UsageError);
   for (const auto& row : rows) {
@@ -661,27 +511,22 @@ TEST_CASE("train: invalid flags give one line that names them, and exit code 2")
       check_config(config);
     });
     CHECK(code == 2);
-    const auto lines = lines_of(said);
-    REQUIRE(lines.size() >= 1);
-    CHECK(lines[0].rfind("error: ", 0) == 0);
+    CHECK(said.starts_with("error: "));
+    CHECK(count_of("\n" + said, "\nerror: ") == 1);
     CHECK(has(said, row.second));
-    for (size_t i = 1; i < lines.size(); ++i) CHECK(lines[i].rfind("error: ", 0) != 0);
   }
 }
 
 PROGRAM_TEST(
     "train: without objects to find there is no AP, best.pth is the latest, and --patience goes on") {
-  DataDir dir(8);
-  CocoDataset val = read_coco(dir / "data/annotations/instances_train.json");
-  for (CocoAnnotation& a : val.annotations) a.crowd = true;
-  val.images.resize(2);
-  fs::create_directories(dir / "data/val");
-  for (const CocoImage& image : val.images)
-    fs::copy_file(dir / ("data/train/" + image.file_name), dir / ("data/val/" + image.file_name));
-  write_coco(dir / "data/annotations/instances_val.json", val);
+  DataDir dir(4);
+  CocoDataset crowds = read_coco(dir / "data/annotations/instances_train.json");
+  for (CocoAnnotation& a : crowds.annotations) a.crowd = true;
+  fs::copy(dir / "data/train", dir / "data/val");
+  write_coco(dir / "data/annotations/instances_val.json", crowds);
   const std::string printed = succeed(
       dir, "train",
-      "--data data --model yolox-nano --size 64 --bs 8 --epochs 4 --eval-interval 1 --patience 1 --out r");
+      "--data data --model yolox-nano --size 64 --bs 4 --epochs 4 --eval-interval 1 --patience 1 --out r");
   CHECK_MESSAGE(has(printed, "no image for evaluation has an object to find"), printed);
   CHECK(has(printed, "AP - AP50 - "));
   CHECK(!has(printed, "-1.0000"));
@@ -690,14 +535,6 @@ PROGRAM_TEST(
     return c10::IValue(find_weights(read_pth(dir / ("r/" + name)), ""));
   };
   CHECK(difference(weights("best.pth"), weights("last.pth")) == "");
-}
-
-PROGRAM_TEST("train: a batch norm of one value per channel is refused") {
-  const TempDir& dir = trained().dir;
-  const std::string flags =
-      "--data data --model yolox-nano --size 32 --eval-interval 0 --max-iters 1 --out n ";
-  for (const std::string one : {"--bs 1", "--bs 4 --accum 4"})
-    check_refusal(dir, "train", flags + one, 2, "--size 32 with one image at a time");
 }
 
 PROGRAM_TEST("train: --dry-run prints data, plan and problems, writes no run folder, and exits with 1 or 0") {
@@ -718,23 +555,11 @@ PROGRAM_TEST("train: --dry-run prints data, plan and problems, writes no run fol
 
 PROGRAM_TEST("programs: invalid input gives one line that names it, and the right exit code") {
   const TempDir& dir = trained().dir;
-  write_scenes(dir / "others", 4, 2);
-  CocoDataset others = read_coco(dir / "others/annotations/instances_train.json");
-  for (CocoCategory& c : others.categories) c.name += " of another set";
-  write_coco(dir / "others/annotations/instances_train.json", others);
   fs::create_directories(dir / "nothing");
   fs::copy(dir / "a", dir / "h");
-  const auto file = [&](const std::string& name, const std::string& text) { write_text(dir / name, text); };
-  const std::string json = contents(dir / "data/annotations/instances_train.json");
-  const std::string weights = contents(dir / "a/last.pth");
-  file("text.txt", "words\n");
-  file("cut.json", json.substr(0, json.size() / 2));
-  file("list.json", "[1, 2]");
-  file("none.json", "[]");
-  file("absent.json", R"({"images": [{"id": 1, "file_name": "absent_1.jpg"}], "categories": [{"id": 1}],
-                          "annotations": []})");
-  file("cut.pth", weights.substr(0, weights.size() / 2));
-
+  write_text(dir / "text.txt", "words\n");
+  write_text(dir / "none.json", "[]");
+  write_text(dir / "cut.pth", contents(dir / "a/last.pth").substr(0, 100000));
   const std::string train =
       "--data data --model yolox-nano --size 64 --bs 2 --max-iters 1 --eval-interval 0 ";
   const std::string eval = "--data data --weights a/last.pth ",
@@ -749,11 +574,12 @@ PROGRAM_TEST("programs: invalid input gives one line that names it, and the righ
       {"train", train + "--bs 100000000", 1, "--bs"},
       {"train", train + "--data nowhere", 1, "nowhere"},
       {"train", train + "--data nothing", 1, "nothing"},
-      {"train", train + "--data cut.json", 1, "cut.json"},
-      {"train", train + "--data absent.json", 1, "absent_1.jpg"},
-      {"train", train + "--data text.txt", 1, "text.txt"},
       {"train", train + "--weights nowhere.pth", 1, "nowhere.pth"},
       {"train", train + "--weights cut.pth", 1, "cut.pth"},
+      {"train", train + "--freeze backbone,nek --out g", 2, "--freeze nek"},
+      {"train", train + "--freeze backbone,neck,head --out g", 2, "nothing to train"},
+      {"train", train + "--bs 1 --size 32 --out n", 2, "--size 32 with one image at a time"},
+      {"train", train + "--bs 4 --accum 4 --size 32 --out n", 2, "--size 32 with one image at a time"},
       {"train", train + "--out text.txt/run", 1, "text.txt/run"},
       {"train", train + "--out a", 1, "--resume"},
       {"train", "--resume=nowhere", 1, "nowhere"},
@@ -764,30 +590,15 @@ PROGRAM_TEST("programs: invalid input gives one line that names it, and the righ
       {"eval", "--data data", 2, "--weights"},
       {"eval", "--gt a.json --dt b.json --conf 0.5", 2, "--conf is for --data and --weights"},
       {"eval", "--gt nowhere.json --dt none.json", 1, "nowhere.json"},
-      {"eval", "--gt data/annotations/instances_train.json --dt list.json", 1, "list.json"},
       {"eval", eval + "--split test", 1, "test"},
       {"eval", eval + "--conf 2", 2, "--conf"},
       {"eval", eval + "--model yolox-s", 1, "yolox-nano"},
-      {"eval", eval + "--data others", 1, "has other classes"},
       {"eval", eval + "--json nowhere/e.json", 1, "nowhere/e.json"},
       {"demo", "", 2, "usage: ./demo --source photo.jpg --weights yolox-s"},
       {"demo", demo + "--save text.txt", 1, "text.txt"},
       {"demo", demo + "--max-images -1", 2, "--max-images"},
       {"export", "", 2, "usage: ./export --weights runs/NAME/best.pth --out model.onnx"},
       {"export", "--weights a/last.pth --out m.x --format paper", 2, "--format"},
-  };
-  const auto verify = [](const Row& row, const Outcome& o) {
-    INFO(row.program << " " << row.arguments << "\n" << o.out << o.err);
-    CHECK(o.code == row.code);
-    std::vector<std::string> errors;
-    for (const auto& line : lines_of(o.err))
-      if (line.rfind("error: ", 0) == 0) errors.push_back(line);
-    CHECK(errors.size() == 1);
-    CHECK(has(o.err, row.named));
-    if (has(row.named, "usage: ")) CHECK(lines_of(o.err).size() == 2);
-    for (const char* trace :
-         {"Exception raised from", "terminate called", "frame #", "Segmentation", "Aborted"})
-      CHECK_MESSAGE(!has(o.out + o.err, trace), trace);
   };
   std::vector<Outcome> outcomes(rows.size());
   std::atomic<size_t> next{0};
@@ -797,20 +608,26 @@ PROGRAM_TEST("programs: invalid input gives one line that names it, and the righ
   std::thread other(work);
   work();
   other.join();
-  for (size_t i = 0; i < rows.size(); ++i) verify(rows[i], outcomes[i]);
-  verify({"train", "--resume", 2, "--resume"}, run(TempDir(), "train", "--resume"));  // no runs/ there
-  CHECK_FALSE(fs::exists(dir / "h/crash.txt"));  // resuming a complete run is no crash
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Outcome& o = outcomes[i];
+    INFO(rows[i].program << " " << rows[i].arguments << "\n" << o.out << o.err);
+    CHECK(o.code == rows[i].code);
+    CHECK(has(o.err, rows[i].named));
+    CHECK(count_of("\n" + o.err, "\nerror: ") == 1);
+    if (has(rows[i].named, "usage: ")) CHECK(lines_of(o.err).size() == 2);
+    for (const char* trace : {"Exception raised from", "terminate called", "frame #"})
+      CHECK_MESSAGE(!has(o.out + o.err, trace), trace);
+  }
+  check_refusal(TempDir(), "train", "--resume", 2, "--resume");  // no runs/ there
+  CHECK_FALSE(fs::exists(dir / "h/crash.txt"));                  // resuming a complete run is no crash
 }
 
 PROGRAM_TEST("train: --model follows from --weights, and names need no \"yolox-\"") {
   DataDir dir(4);
   const std::string flags = "--data data --size 32 --bs 2 --max-iters 1 --eval-interval 0 --device cpu ";
-  const std::string first = succeed(dir, "train", flags + "--model nano --out a");
-  CHECK_MESSAGE(has(first, "model   yolox-nano "), first);
+  CHECK_HAS(succeed(dir, "train", flags + "--model nano --out a"), "model   yolox-nano ");
   CHECK(has(contents(dir / "a/config.json"), R"("model":"yolox-nano")"));
-  const std::string second = succeed(dir, "train", flags + "--out b --weights a");
-  CHECK_MESSAGE(has(second, "model   yolox-nano "), second);
-  CHECK_MESSAGE(has(second, "model yolox-nano, as in a"), second);
+  CHECK_HAS(succeed(dir, "train", flags + "--out b --weights a"), "model yolox-nano, as in a");
   check_refusal(dir, "train", flags + "--model tiny --weights a --out c", 1,
                 "contains weights of yolox-nano");
   // Evaluation and export take the folder of a run and a name without "yolox-", too.
