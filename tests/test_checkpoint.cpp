@@ -39,13 +39,9 @@ std::string pickle_bytes(const std::string& program, Records records = {}) {
   records.insert(records.begin(), {"data.pkl", program});
   return zip_bytes(records);
 }
-void write_pickle(const std::string& path, const std::string& program, const Records& records = {}) {
-  write_bytes(path, pickle_bytes(program, records));
-}
-
 c10::IValue read_pickle(const std::string& program, const Records& records = {}) {
   const TempDir dir;
-  write_pickle(dir / "a.pth", program, records);
+  write_bytes(dir / "a.pth", pickle_bytes(program, records));
   return read_pth(dir / "a.pth");
 }
 
@@ -76,14 +72,13 @@ std::string tuple(const std::vector<int64_t>& values) {
   return out + "t";
 }
 const std::string kProto("\x80\x02", 2);
-std::string storage(const std::string& type, const std::string& key, int64_t count) {
-  return "(" + text("storage") + "ctorch\n" + type + "\n" + text(key) + text("cpu") + number(count) + "tQ";
-}
 // A float tensor over record data/0
 std::string tensor_program(int64_t count, int64_t offset, const std::vector<int64_t>& sizes,
                            const std::vector<int64_t>& strides) {
-  return kProto + "ctorch._utils\n_rebuild_tensor_v2\n(" + storage("FloatStorage", "0", count) +
-         number(offset) + tuple(sizes) + tuple(strides) + "\x89" + "}tR.";
+  const std::string storage =
+      "(" + text("storage") + "ctorch\nFloatStorage\n" + text("0") + text("cpu") + number(count) + "tQ";
+  return kProto + "ctorch._utils\n_rebuild_tensor_v2\n(" + storage + number(offset) + tuple(sizes) +
+         tuple(strides) + "\x89" + "}tR.";
 }
 
 // Returns a value with all types that a checkpoint may contain.

@@ -176,19 +176,14 @@ TEST_CASE("progress: with DTR, its peak and its share of the time are logged, th
                        {"positives", Losses::Kind::kCount, 6},
                        {"objects", Losses::Kind::kCount, 2},
                        {"grad_norm", Losses::Kind::kLogged, 1}}};
-  DtrStep a, b;
-  a.peak = 2e9;
-  a.evictions = 10;
-  a.rematerialisations = 20;
-  a.cost = 3;
-  a.remat_cost = 1;
-  b.peak = 1e9;
-  b.evictions = 30;
-  b.rematerialisations = 40;
-  b.cost = 5;
-  b.remat_cost = 1;
-  a.budget = 1e9;
-  a.limit = 1.2e9;
+  const DtrStep a{.budget = 1e9,
+                  .limit = 1.2e9,
+                  .peak = 2e9,
+                  .evictions = 10,
+                  .rematerialisations = 20,
+                  .cost = 3,
+                  .remat_cost = 1},
+      b{.peak = 1e9, .evictions = 30, .rematerialisations = 40, .cost = 5, .remat_cost = 1};
   const Plan plan{1000, 3, 1, 3};
   quietly([&] {
     for (int64_t i = 0; i < 3; ++i)

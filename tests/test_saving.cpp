@@ -314,24 +314,21 @@ TEST_CASE("resuming: flags on the command line override the settings of the run;
   TempDir dir;
   auto file = file_of_step(3);
   auto settings = empty_dict();
-  settings.insert("bs", "4");
-  settings.insert("seed", "5");
-  settings.insert("lr", "0.5");
-  settings.insert("recipe", "official");
-  settings.insert("model", "yolox-nano");
-  settings.insert("mosaic-scale-lo", "0.5");  // that of the nano
-  settings.insert("mosaic-scale-hi", "2");
-  settings.insert("shear", "2");
-  settings.insert("min-lr-ratio", "0.1");
+  for (const auto& [name, value] : {std::pair("bs", "4"),
+                                    {"seed", "5"},
+                                    {"lr", "0.5"},
+                                    {"recipe", "official"},
+                                    {"model", "yolox-nano"},
+                                    {"mosaic-scale-lo", "0.5"},  // that of the nano
+                                    {"mosaic-scale-hi", "2"},
+                                    {"shear", "2"},
+                                    {"min-lr-ratio", "0.1"}})
+    settings.insert(name, std::string(value));
   auto state = file.at("train").toGenericDict();
   state.insert_or_assign("settings", settings);
   state.insert("lr_factor", 0.25);  // --keep-going of an older version went back twice
   write_pth(dir / "last.pth", file);
-  struct Three : Flags {
-    int bs = flag(bs, "Training", "bs", 16, "N", "images in a step");
-    int64_t seed = flag(seed, "Training", "seed", int64_t{7}, "N", "of everything");
-    double lr = flag(lr, "Training", "lr", 1.0, "X", "learning rate");
-  } flags;
+  Config flags;
   parse(flags, {"--bs", "4", "--seed", "6"});
   const SavedRun resumed = resume_settings(flags, dir.path.string());
   CHECK(resumed.step == 3);
