@@ -85,12 +85,6 @@ inline Outcome run_with_full_disk(const TempDir& dir, const std::string& program
                                   const std::string& arguments, int kb = 2000) {
   return shell(dir, concat("trap '' XFSZ; ulimit -f ", kb, "; $YOLOX_PROGRAMS/", program, " ", arguments));
 }
-// Returns the number of warnings on stdout that contain `file`.
-inline size_t count_warnings(const Outcome& o, const std::string& file) {
-  size_t n = 0;
-  for (const auto& line : lines_of(o.out)) n += has(line, "warning:") && has(line, file);
-  return n;
-}
 
 // Flags for a run of three epochs with four iterations each: mosaic in the first two epochs, L1 loss in the
 // last one, another input size from iteration 10 on. The learning rate has more digits than streams print by

@@ -139,6 +139,11 @@ PROGRAM_TEST(
   CHECK(files_in(dir / "out") == std::vector<std::string>{"labels/classes.txt", "labels/photo.txt",
                                                           "labels/shapes_1.txt", "labels/shapes_2.txt",
                                                           "photo.jfif.jpg", "shapes_1.png", "shapes_2.png"});
+  const cv::Mat in = cv::imread(dir / "set/train/shapes_1.png"), drawn = cv::imread(dir / "out/shapes_1.png");
+  REQUIRE(in.size() == drawn.size());
+  CHECK(cv::norm(in, drawn, cv::NORM_INF) > 0);
+  CHECK(run(dir, "demo", demo + "--save set/train").code != 0);
+  CHECK(cv::norm(in, cv::imread(dir / "set/train/shapes_1.png"), cv::NORM_INF) == 0);
   std::set<std::string> names;
   for (const auto& image : json_of(dir / "b.json").GetArray())
     for (const auto& box : image["boxes"].GetArray()) names.insert(box["name"].GetString());
