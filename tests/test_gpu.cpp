@@ -118,25 +118,6 @@ GPU_TEST("gpu: losses, assignment and gradients equal those of the CPU") {
   }
 }
 
-GPU_TEST("gpu: the network's input at several sizes equals that of the CPU") {
-  torch::manual_seed(5);
-  Batch batch;
-  batch.images = torch::randint(256, {2, 96, 128, 3}, torch::kByte);
-  batch.targets = make_targets({{{10, 10, 60, 50, 1}}, {}});
-  Batch there = batch;
-  there.images = batch.images.to(kGpu);
-  there.targets.boxes = batch.targets.boxes.to(kGpu);
-  double most = 0;
-  for (const ImageSize size : {ImageSize{96, 128}, {64, 96}, {160, 224}})
-    for (const bool legacy : {false, true}) {
-      const Input a = make_network_input(batch, size, legacy, torch::kFloat);
-      const Input b = make_network_input(there, size, legacy, torch::kFloat);
-      most = std::max({most, relative_error(b.images.cpu(), a.images),
-                       relative_error(b.targets.boxes.cpu(), a.targets.boxes)});
-    }
-  check_figure("input", most, 1e-6);
-}
-
 TEST_CASE("gpu: the loader uses its pinned memory again" * needs_real_gpu) {
   Loader loader(noise(64, 2), 0, 80, 2, {64, 64}, 2, /*pinned=*/true);
   std::set<const void*> places;
@@ -178,20 +159,6 @@ GPU_TEST("gpu: NMS keeps the boxes that it keeps on the CPU") {
 #endif
 }
 
-GPU_TEST("gpu: an overflow in fp16 skips the step and halves the loss scale") {
-  Trainer trainer("yolox-nano", kGpu, "fp16", "adam");
-  Training& t = *trainer.training;
-  t.scaler.scale.fill_(1e30);
-  GpuBatches batches(noise(64, 6), 64, 2);
-  const Tensor before = trainer.model->parameters()[0].detach().clone();
-  CHECK_FALSE(trainer(batches.next(), 0.01).finite());
-  CHECK(torch::equal(trainer.model->parameters()[0].detach(), before));
-  for (const Tensor& momentum : t.optimizer.first[0]) CHECK(momentum.abs().sum().item<double>() == 0);
-  CHECK(torch::equal(t.ema->parameters()[0].detach(), before));
-  CHECK(t.scaler.scale.item<double>() == doctest::Approx(5e29));
-  CHECK(t.optimizer.steps[0][0].item<double>() == 0);
-}
-
 GPU_TEST("gpu: three steps in float64 equal those of the CPU, with SGD, Adam and AdamW") {
   for (const std::string optimizer : {"sgd", "adam", "adamw"}) {
     INFO(optimizer);
@@ -199,12 +166,14 @@ GPU_TEST("gpu: three steps in float64 equal those of the CPU, with SGD, Adam and
     const Trajectory gpu = train_nano(kGpu, "fp64", optimizer);
     // Adam divides each gradient by its own size, so that rounding decides on the weights whose gradient is
     // near 0.
-    check_figure(optimizer + ", losses", loss_error(gpu, cpu), optimizer == "sgd" ? 1e-9 : 1e-8);
+    double losses = 0, weights = 0;
+    for (size_t i = 0; i < cpu.steps.size(); ++i)
+      losses = std::max(losses, std::abs(gpu.steps[i].total / cpu.steps[i].total - 1));
+    check_figure(optimizer + ", losses", losses, optimizer == "sgd" ? 1e-9 : 1e-8);
     REQUIRE(gpu.weights.size() == cpu.weights.size());
-    double most = 0;
     for (size_t i = 0; i < cpu.weights.size(); ++i)
-      most = std::max(most, relative_error(gpu.weights[i], cpu.weights[i]));
-    check_figure(optimizer + ", weights", most, 1e-6);
+      weights = std::max(weights, relative_error(gpu.weights[i], cpu.weights[i]));
+    check_figure(optimizer + ", weights", weights, 1e-6);
   }
 }
 
@@ -379,25 +348,6 @@ GPU_TEST("gpu: the allocator uses expandable segments") {
 }
 
 // ---- memory and errors
-
-GPU_TEST("gpu: a backward() that fails leaves no memory allocated") {
-  const Tensor x = torch::rand({1 << 20}, torch::TensorOptions(kGpu).requires_grad(true));
-  const auto step = [&](bool fails) {
-    Tensor y = x;
-    for (int i = 0; i < 20; ++i) y = (y * 1.01).sin();
-    if (fails) y.register_hook([](Tensor grad) -> Tensor { throw std::runtime_error(grad.toString()); });
-    Tensor z = y;
-    for (int i = 0; i < 20; ++i) z = (z * 1.01).sin() + y.cos();
-    z.sum().backward();
-  };
-  step(false);
-  x.mutable_grad() = Tensor();
-  const double before = allocated_bytes(kGpu).now;
-  CHECK_THROWS(step(true));
-  free_failed_backward(kGpu);
-  x.mutable_grad() = Tensor();
-  CHECK(allocated_bytes(kGpu).now == before);
-}
 
 GPU_TEST("gpu: a step that runs out of memory is repeated in micro-batches") {
 #ifdef YOLOX_CUDA
