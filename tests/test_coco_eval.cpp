@@ -124,36 +124,6 @@ TEST_CASE(
   CHECK(r.APs == doctest::Approx(1));
 }
 
-TEST_CASE("coco_eval: detections with equal scores are ordered by image id") {
-  CocoDataset gt = dataset(60, {1});
-  std::vector<Detection> dets;
-  // True positives in the first 30 images, false positives in the others.
-  for (int image = 1; image <= 60; ++image) {
-    add(gt, image, 1, 0, 0, 50, 50);
-    dets.push_back({image, 1, image <= 30 ? 0. : 300., 0, 50, 50, 0.5});
-  }
-  CHECK(coco_eval(gt, dets).AP == doctest::Approx(51. / 101));
-  std::reverse(dets.begin(), dets.end());
-  CHECK(coco_eval(gt, dets).AP == doctest::Approx(51. / 101));
-}
-
-TEST_CASE("coco_eval: per image and class, the 1, 10 or 100 detections with the highest scores count") {
-  CocoDataset gt = dataset(1, {1});
-  std::vector<Detection> dets;
-  for (int i = 0; i < 120; ++i) {
-    add(gt, 1, 1, 30 * i, 0, 20, 20);
-    dets.push_back({1, 1, 30. * i, 0, 20, 20, 0.5});  // equal scores keep the order of the list
-  }
-  EvalResult r = coco_eval(gt, dets);
-  CHECK(r.AR1 == doctest::Approx(1. / 120));
-  CHECK(r.AR10 == doctest::Approx(10. / 120));
-  CHECK(r.AR100 == doctest::Approx(100. / 120));
-  std::vector<Detection> wrong_first(100, {1, 1, 0, 200, 20, 20, 0.5});
-  wrong_first.insert(wrong_first.end(), dets.begin(), dets.end());
-  CHECK(coco_eval(gt, wrong_first).AR100 == 0);
-  CHECK(coco_eval(gt, wrong_first).AP == 0);
-}
-
 TEST_CASE(
     "coco_eval: unknown images and categories are ignored as in pycocotools, and counted in the summary") {
   CocoDataset gt = dataset(1, {3});
@@ -182,24 +152,6 @@ TEST_CASE("coco_eval: a detection of an unknown image or with a non-finite numbe
         0);
   CHECK(error_of(gt, {{1, 1, 0, INFINITY, 40, 40, 1}}).find("detections[0]") == 0);
   CHECK(has(error_of(dataset(1, {2, 1}), {}), "sort the categories"));
-}
-
-TEST_CASE("coco_eval: threads and the order of images do not change the result") {
-  CocoDataset gt = dataset(20, {1, 2, 5, 7, 9});
-  std::vector<Detection> dets;
-  std::srand(1);
-  for (int i = 0; i < 300; ++i) {
-    const int64_t image = 1 + std::rand() % 20, category = gt.categories[std::rand() % 5].id;
-    const double x = std::rand() % 300, y = std::rand() % 300;
-    add(gt, image, category, x, y, 60, 80);
-    for (int k = std::rand() % 4; k > 0; --k)
-      dets.push_back({image, category, x + std::rand() % 9, y, 60, 80, std::rand() % 10 / 10.});
-  }
-  const std::vector<double> one = twelve(coco_eval(gt, dets, 1));
-  CHECK((one[0] > 0.1 && one[0] < 0.9));
-  CHECK(twelve(coco_eval(gt, dets, 2)) == one);
-  std::reverse(gt.images.begin(), gt.images.end());
-  CHECK(twelve(coco_eval(gt, dets, 16)) == one);
 }
 
 TEST_CASE(
@@ -245,11 +197,14 @@ static std::vector<double> expected_list(const std::string& path, const std::str
   return {std::istream_iterator<double>(numbers), {}};
 }
 
-SHARED_TEST("coco_eval: equals pycocotools on the fixtures") {
+// Among them are ties of scores and of images in any order, images with hundreds of detections of a class,
+// crowds, and areas that are not those of the boxes.
+SHARED_TEST("coco_eval: equals pycocotools on the fixtures, with any number of threads") {
   for (int n = 0; n < 14; ++n) {
     const std::string name = shared("fixtures/coco/" + std::string(n < 10 ? "0" : "") + std::to_string(n));
     CAPTURE(name);
-    const EvalResult r = coco_eval(read_coco(name + "_gt.json"), read_detections(name + "_dt.json"), 2);
+    const EvalResult r =
+        coco_eval(read_coco(name + "_gt.json"), read_detections(name + "_dt.json"), /*threads=*/1 + n);
     const std::vector<double> stats = expected_list(name + "_expected.json", "stats");
     const std::vector<double> ids = expected_list(name + "_expected.json", "category_ids");
     const std::vector<double> ap = expected_list(name + "_expected.json", "per_class_ap");
