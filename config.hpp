@@ -31,7 +31,7 @@ struct TrainingRecipe {
   const char* schedule;
   double warmup_epochs, warmup_steps;  // maximum length of the warm-up, which also is at most 5 % of the run
   double no_aug_epochs, no_aug_share;  // maximum length of the final phase: epochs, share of the run
-  bool of_run;  // EMA and momentum of batch norms follow the length of the run, see ema_of_run()
+  bool follows_run_length;  // EMA and momentum of batch norms follow the length of the run, see ema_of_run()
   bool multiscale;
   const char* freeze;  // of the parts that pretrained weights have
 };
@@ -236,7 +236,7 @@ inline void fill(double& value, double of_recipe) {
 // was filled in.
 inline void fill_in(Config& c, bool resumed = false) {
   if (c.recipe == "auto") c.recipe = c.weights.empty() ? "official" : "finetune";
-  const Recipe of_size = model_size(c.model).recipe;
+  const SizeDefaults of_size = model_size(c.model).defaults;
   fill(c.augment.mosaic_prob, of_size.mosaic_prob);
   c.augment.mosaic_scale_lo = of_size.mosaic_scale_lo;
   c.augment.mosaic_scale_hi = of_size.mosaic_scale_hi;
@@ -259,7 +259,7 @@ inline void fill_in_steps(Config& c, int64_t images) {
                                   epochs - std::max(0.0, c.no_aug_epochs)}));
   fill(c.no_aug_epochs,
        std::min({recipe.no_aug_epochs, recipe.no_aug_share * epochs, epochs - c.warmup_epochs}));
-  fill(c.ema, recipe.of_run ? ema_of_run(per_epoch * epochs).decay : EmaSchedule().decay);
+  fill(c.ema, recipe.follows_run_length ? ema_of_run(per_epoch * epochs).decay : EmaSchedule().decay);
 }
 
 // Returns the device of this rank. A single process uses --device. Each of several ranks uses the GPU with
@@ -343,7 +343,7 @@ inline void check_memory_for_batches(const Config& c) {
 
 // Returns the settings of multi-scale training. ranks: world size.
 inline MultiScale multi_scale(const Config& c, ImageSize base, int ranks) {
-  const Recipe recipe = model_size(c.model).recipe;
+  const SizeDefaults recipe = model_size(c.model).defaults;
   MultiScale sizes{base, recipe.smaller, recipe.larger, c.seed};
   if (!c.multiscale || c.profile) sizes.max_decrease = sizes.max_increase = 0;
   // A batch norm needs more than one value per channel. A batch of one image therefore needs a height of at
@@ -412,7 +412,7 @@ inline Plan plan_of(Config& c, int64_t images, int ranks, ImageSize base) {
   const bool flat = c.schedule == "flat-cosine";
   plan.schedule = {c.lr, total, c.warmup_epochs * double(plan.per_epoch), flat ? 0 : no_aug};
   plan.schedule.flat_until = flat ? total / 2 : 0;
-  if (training_recipe(c).of_run) {
+  if (training_recipe(c).follows_run_length) {
     plan.ema = ema_of_run(total);
     plan.norm_momentum = norm_momentum_of_run(total);
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The items that the data loader produces, for training and for evaluation. Training batches: an endless
-// stream whose next batches are loaded, augmented and copied to the device in the background.
+// The items that the data loader produces, for training and for evaluation. Batches: the stream of training
+// batches, whose next ones are loaded, augmented and copied to the device in the background. Data sets are
+// read by formats.hpp and lib/data/.
 #pragma once
 #include <torch/torch.h>
 
@@ -77,7 +78,7 @@ class TrainingOrder {
 };
 
 // Makes the training items. A batch may span two epochs, so that every batch is full. An unreadable image is
-// added to data.problems and replaced by the next image. Several threads may call a copy.
+// added to data.problems and replaced by the next image. Several threads may call it; copies share the order.
 struct TrainingItems {
   const Dataset& data;
   uint64_t seed;

@@ -5,8 +5,9 @@
 // the whole batch.
 //
 // A positive is an anchor point that SimOTA matches with an object.
-// B: images. A: anchor points. G: objects per image. C: classes. F: rows for positives, at most 10 per
-// object.
+// B: images. A: anchor points. I: ignored regions per image. C: classes. F: rows for positives, at most 10
+// per object. Predictions (yolox.hpp): reg [B, A, 4], obj [B, A] and cls [B, A, C], which are logits.
+// Targets: data/batch.hpp. box_iou(): simota.hpp.
 #pragma once
 #include <ATen/record_function.h>
 #include <torch/torch.h>

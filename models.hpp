@@ -14,7 +14,7 @@
 namespace yolox {
 
 // Hyper-parameters of the official recipe that depend on the model size. Flags of ./train override them.
-struct Recipe {
+struct SizeDefaults {
   double mosaic_prob;                       // probability of mosaic
   double mosaic_scale_lo, mosaic_scale_hi;  // scale range of mosaic
   double mixup_prob;                        // probability of MixUp
@@ -24,25 +24,25 @@ struct Recipe {
 // A row of the table of models.
 struct ModelRow : ModelSize {
   int input;  // default input size for training and evaluation: side of the square in pixels
-  Recipe recipe;
+  SizeDefaults defaults;
   YOLOX (*make)(const ModelSize& size, int num_classes) = make_yolox;
 };
 
-constexpr Recipe kNanoRecipe = {0.5, 0.5, 1.5, 0, 3, 7};
-constexpr Recipe kTinyRecipe = {1, 0.5, 1.5, 0, 3, 7};
-constexpr Recipe kFullRecipe = {1, 0.1, 2, 1, 5, 5};
+constexpr SizeDefaults kNanoDefaults = {0.5, 0.5, 1.5, 0, 3, 7};
+constexpr SizeDefaults kTinyDefaults = {1, 0.5, 1.5, 0, 3, 7};
+constexpr SizeDefaults kFullDefaults = {1, 0.1, 2, 1, 5, 5};
 
 // Returns the table: six official sizes and two examples.
 inline const std::vector<ModelRow>& model_sizes() {
   static const std::vector<ModelRow> sizes = {
-      {{"yolox-nano", 0.33, 0.25, true}, 416, kNanoRecipe},
-      {{"yolox-tiny", 0.33, 0.375, false}, 416, kTinyRecipe},
-      {{"yolox-s", 0.33, 0.5, false}, 640, kFullRecipe},
-      {{"yolox-m", 0.67, 0.75, false}, 640, kFullRecipe},
-      {{"yolox-l", 1.0, 1.0, false}, 640, kFullRecipe},
-      {{"yolox-x", 1.33, 1.25, false}, 640, kFullRecipe},
-      {{"yolox-pico", 0.33, 0.25, true}, 320, kNanoRecipe, make_yolox_pico},
-      {{"yolox-s-p2", 0.33, 0.5, false}, 640, kFullRecipe, make_yolox_p2},
+      {{"yolox-nano", 0.33, 0.25, true}, 416, kNanoDefaults},
+      {{"yolox-tiny", 0.33, 0.375, false}, 416, kTinyDefaults},
+      {{"yolox-s", 0.33, 0.5, false}, 640, kFullDefaults},
+      {{"yolox-m", 0.67, 0.75, false}, 640, kFullDefaults},
+      {{"yolox-l", 1.0, 1.0, false}, 640, kFullDefaults},
+      {{"yolox-x", 1.33, 1.25, false}, 640, kFullDefaults},
+      {{"yolox-pico", 0.33, 0.25, true}, 320, kNanoDefaults, make_yolox_pico},
+      {{"yolox-s-p2", 0.33, 0.5, false}, 640, kFullDefaults, make_yolox_p2},
   };
   return sizes;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Optimisation: parameter groups, SGD and Adam, gradient clipping, learning rate schedule, EMA, and mixed
-// precision (autocast and gradient scaler).
+// Optimisation: parameter groups, SGD, Adam and AdamW, gradient clipping, learning rate schedule, EMA, and
+// mixed precision (autocast and gradient scaler).
 #pragma once
 #include <ATen/autocast_mode.h>
 #include <ATen/record_function.h>
@@ -30,9 +30,9 @@ struct ParamGroup {
 };
 
 // Returns three groups in the official order: weights of norms, weights of convolutions, biases (including
-// those of norms). Only weights of two or more dimensions have weight decay, as those of convolutions; those
-// of norms have one. Parameters without requires_grad are in no group, because weight decay and momentum
-// would change a frozen parameter.
+// those of norms). Only weights of convolutions, which have two or more dimensions, have weight decay; those
+// of norms have one dimension. Parameters without requires_grad are in no group, because weight decay and
+// momentum would change a frozen parameter.
 inline std::vector<ParamGroup> parameter_groups(const torch::nn::Module& model, double weight_decay) {
   ParamGroup norm{{}, {}, 0}, conv{{}, {}, weight_decay}, bias{{}, {}, 0};
   for (const auto& module : model.named_modules()) {

@@ -2,8 +2,8 @@
 // Trains YOLOX, on one rank or several. From top to bottom: the gradients of a batch, a step, the end of an
 // epoch, and train(): settings, ranks, data, model, run, plan, loop.
 //   ./train                                                          # yolox-s on built-in scenes
-//   ./train --data DIR --model yolox-s --weights yolox-s --bs 16 --epochs 100
-//   ./train --data DIR --gpus 4
+//   ./train --data DIR --model yolox-s --weights yolox-s --bs 16 --epochs 30
+//   ./train --data DIR --weights yolox-s --bs 64 --epochs 30 --gpus 4
 //   ./train --resume runs/NAME
 #include "base/limit_spinning.hpp"  // OpenMP threads that wait
 #include "base/program.hpp"         // signals, threads, exit codes
@@ -17,7 +17,7 @@
 #include "run/crash.hpp"            // crash.txt
 #include "run/run.hpp"              // Run: run folder, log, checkpoints and reports
 #include "run/setup.hpp"            // data, model and weights
-#include "run/step_graphs.hpp"      // StepGraphs: --graph
+#include "run/step_graphs.hpp"      // StepInput, StepGraphs: --graph
 #include "run/step_memory.hpp"      // MicroBatches, choose_batch(), try_dtr_step()
 #include "run/step_metrics.hpp"     // UnreadSteps: losses on their way to the host
 
@@ -27,7 +27,7 @@ using namespace yolox;
 // as a StepScalar, because a CUDA graph replays the numbers of its recording.
 struct StepSettings {
   at::ScalarType amp = torch::kFloat;              // dtype of autocast; float32: no autocast
-  bool use_l1 = false;                             // of this step
+  bool use_l1 = false;                             // changes once; each value has CUDA graphs of its own
   Tensor class_weights = {};                       // [classes], --class-weights; undefined: 1
   double clip = 0;                                 // --clip
   at::ScalarType type = torch::kFloat;             // of the weights
@@ -179,14 +179,14 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
 
   // ---- settings: from the flags, or from the resumed run
   Config config;
-  config.parse(argc, argv, "trains YOLOX", "--data DIR --weights yolox-s --bs 16 --epochs 100");
+  config.parse(argc, argv, "trains YOLOX", "--data DIR --weights yolox-s --bs 16 --epochs 30");
   SavedRun saved = find_run(config);
   fill_in(config, bool(saved));
   check_config(config);
   const RankInfo rank_info = rank_info_from_environment();
   const auto launched = ranks_to_launch(config, rank_info, bool(saved));
   if (launched && !config.dry_run) {
-    saved.file = {};  // 1.6 GB for yolox-x
+    saved.file = {};  // frees the checkpoint; each rank reads it again
     return launch(*launched, argc, argv);
   }
   const torch::Device device = prepare_process(config, rank_info);
@@ -233,7 +233,7 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
   // ---- several ranks: equal weights, all-reduce of the gradients, SyncBN
   ranks.reached("the start");
   ranks.broadcast(tensors_of(t));
-  std::optional<GradientReducer> reducer;  // cannot be recorded
+  std::optional<GradientReducer> reducer;  // unused with --graph: a graph cannot record it
   if (!ranks.alone()) {
     step.ranks = &ranks;
     step.images_per_rank = double(config.bs) / rank_info.world;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Folder metrics/: COCO AP and AR, Pascal VOC AP, error analysis, and HTML pages and charts. This file: AP
-// and AR of boxes as defined by COCO (cocodataset.org/#detection-eval), with ten IoU thresholds .50:.05:.95,
-// 101 recall points, four area ranges, and at most 1, 10 or 100 detections per image. The results equal those
-// of pycocotools. There are two intended differences: pycocotools never finds a ground truth with id 0, and
-// if annotations share an id, it uses the last one several times. This code uses each annotation once.
+// AP and AR of boxes as defined by COCO (cocodataset.org/#detection-eval), with ten IoU thresholds
+// .50:.05:.95, 101 recall points, four area ranges, and at most 1, 10 or 100 detections per image. The
+// results equal those of pycocotools. There are two intended differences: pycocotools never finds a ground
+// truth with id 0, and if annotations share an id, it uses the last one several times. This code uses each
+// annotation once.
 #pragma once
 #include <array>
 #include <ostream>

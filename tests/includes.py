@@ -18,7 +18,7 @@ LAYERS = [
     ['lib/checkpoint/', 'optim.hpp', 'lib/coco_eval.', 'metrics/', 'lib/dtr/', 'lib/ddp/', 'ddp.hpp'],
     ['evaluate.hpp', 'config.hpp'],
     ['lib/run/'],
-    ['train.cpp', 'eval.cpp', 'demo.cpp', 'export.cpp', 'pack.cpp', 'tools/'],
+    ['train.cpp', 'eval.cpp', 'demo.cpp', 'export.cpp', 'pack.cpp'],
 ]
 # These may include nothing else of the project. The model can be copied to another project with these folders alone.
 ONLY = {

@@ -157,11 +157,11 @@ PROGRAM_TEST(
 
 // Applies the patch to a copy of train.cpp. It fails when an edit of train.cpp needs an edit of the patch.
 PROGRAM_TEST(
-    "examples: docs/multitask.patch trains two heads in turn on two ranks, and resumes to the byte") {
+    "examples: docs/two_heads.patch trains two heads in turn on two ranks, and resumes to the byte") {
   if (!has_ninja()) return;
   TempDir dir;
   fs::copy_file(YOLOX_SOURCE_DIR "/train.cpp", dir / "train.cpp");
-  const Outcome applied = shell(dir, "git apply '" YOLOX_SOURCE_DIR "/docs/multitask.patch'");
+  const Outcome applied = shell(dir, "git apply '" YOLOX_SOURCE_DIR "/docs/two_heads.patch'");
   REQUIRE_MESSAGE(applied.code == 0, applied.err);
   build_train(dir);
   write_scenes(dir / "all", 6);

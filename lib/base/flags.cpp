@@ -116,7 +116,8 @@ static const Gone gone_flags[] = {
     {"no-draw", "false", "images are always drawn, into --save DIR"},
     {"recursive", "false", "run ./demo once for each folder"},
     {"bn-momentum", "0.03",
-     "it follows from the recipe and the length of the run; edit norm_momentum in config.hpp"},
+     "it follows from the recipe and the length of the run; edit norm_momentum_of_run() in optim.hpp, or "
+     "Plan::norm_momentum in config.hpp"},
     {"fast", "off",
      "the fused norm is on wherever it computes what torch computes; --graph replays steps as CUDA graphs"},
     {"hsv-h", "5", "edit AugmentConfig in augment.hpp"},

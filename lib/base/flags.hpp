@@ -91,8 +91,8 @@ struct Flags {
     add(&member, group, name, argument, doc, facts).keyword = "auto";
     return value;
   }
-  // Declares a number whose default depends on the model's recipe. The member is -1 and the help shows
-  // "recipe" until the recipe is known.
+  // Declares a number whose default is computed later, from recipe, optimizer and length of the run. Until
+  // then the member is -1, and the help shows "recipe".
   double flag_recipe(double& member, std::string_view group, std::string_view name, std::string_view argument,
                      std::string_view doc, FlagFacts facts = {}) {
     add(&member, group, name, argument, doc, facts).keyword = "recipe";

@@ -45,7 +45,7 @@ struct Item {
 struct Dataset;
 
 struct Batch {
-  Tensor images;                  // [B, H, W, 3] uint8, BGR; in pinned memory if the loader was told so
+  Tensor images;                  // [B, H, W, 3] uint8, BGR; in pinned memory if the loader has `pinned`
   Targets targets;                // in pixels of the images
   std::vector<int64_t> indices;   // [B] Item::index
   std::vector<Scale> scales;      // [B] Item::scale

@@ -16,8 +16,6 @@
 namespace yolox {
 
 #ifdef YOLOX_FREETYPE
-namespace {
-
 // The first of these fonts that this machine has. Those before DejaVu also have Chinese, Japanese and Korean.
 struct Font {
   std::mutex mutex;  // a face is used by one thread at a time
@@ -40,12 +38,10 @@ struct Font {
   }
 };
 
-Font& font() {
+static Font& font() {
   static Font& font = *new Font;  // never destroyed, because threads may draw until the end of the process
   return font;
 }
-
-}  // namespace
 #endif
 
 static int line_height(int em) { return int(std::lround(1.25 * em)); }

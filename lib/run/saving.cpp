@@ -182,7 +182,7 @@ SavedRun resume_settings(Flags& flags, const std::string& run, bool same_command
   const std::map<std::string, std::string> now(values.begin(), values.end());
   const Settings settings = saved_settings(saved.file, saved.path);
   const std::map<std::string, std::string> of_run(settings.begin(), settings.end());
-  const Recipe recipe = model_size(of_run.count("model") ? of_run.at("model") : "yolox-s").recipe;
+  const SizeDefaults recipe = model_size(of_run.count("model") ? of_run.at("model") : "yolox-s").defaults;
   for (const auto& [name, value] : settings) {
     const bool is_lo = name == "mosaic-scale-lo", is_hi = name == "mosaic-scale-hi";
     if ((is_lo || is_hi) && std::stod(value) == (is_lo ? recipe.mosaic_scale_lo : recipe.mosaic_scale_hi))
