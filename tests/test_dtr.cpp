@@ -802,7 +802,7 @@ std::string smallest_budget(const TempDir& dir, const std::string& flags) {
 double rematerialisations_in(const TempDir& dir, const std::string& run_folder) {
   double again = 0;
   for (const auto& row : metric_rows(dir / (run_folder + "/metrics.csv")))
-    if (!std::isnan(row[17])) again += row[17];
+    if (!std::isnan(row[18])) again += row[18];
   return again;
 }
 
@@ -825,7 +825,7 @@ PROGRAM_TEST("train: --dtr gives the same weights, names a sufficient budget, an
   CHECK(has(within, "times the computation"));
   bool again = false;
   for (const auto& row : metric_rows(dir / "within/metrics.csv"))
-    if (!std::isnan(row[15])) again |= row[17] > 0 && row[15] <= 1e9 * gigabytes;
+    if (!std::isnan(row[16])) again |= row[18] > 0 && row[16] <= 1e9 * gigabytes;
   CHECK(again);
   // A resumed run keeps --dtr.
   CHECK(has(succeed(dir, "train", "--resume within --max-iters 6"), "dtr     "));

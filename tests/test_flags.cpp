@@ -13,6 +13,7 @@
 #include <map>
 
 #include "base/flags.hpp"
+#include "base/new_file.hpp"
 #include "base/program.hpp"
 #include "images/boxes.hpp"
 #include "run/log.hpp"
@@ -181,13 +182,23 @@ TEST_CASE("run: metrics.csv keeps more than six digits; a resumed run removes th
   CHECK(contents(dir / "m.csv") == head + first);
 }
 
-TEST_CASE("run: a new column of metrics.csv is inserted after its predecessor; old rows keep their columns") {
+TEST_CASE(
+    "run: a row with a new column begins metrics_2.csv; a resumed run continues and shortens each file") {
   TempDir dir;
-  Metrics(dir / "m.csv").row({{"iteration", 1}, {"loss", 2}, {"AP", 0.5}});
-  Metrics m(dir / "m.csv");
-  m.row({{"iteration", 2}, {"loss", 3}, {"new", 4}});
-  m.row({{"AP", 0.6}, {"iteration", 3}});
-  CHECK(contents(dir / "m.csv") == "iteration,loss,new,AP\n1,2,,0.5\n2,3,4,\n3,,,0.6\n");
+  Metrics m(dir / "metrics.csv");
+  m.row({{"epoch", 1}, {"iteration", 1}, {"loss", 2}, {"AP", 0.5}});
+  m.row({{"AP", 0.6}, {"epoch", 1}});
+  CHECK(contents(dir / "metrics.csv") == "epoch,iteration,loss,AP\n1,1,2,0.5\n1,,,0.6\n");
+  Metrics edited(dir / "metrics.csv");
+  edited.row({{"epoch", 1}, {"iteration", 2}, {"loss", 3}, {"new", 4}});
+  Metrics(dir / "metrics.csv").row({{"epoch", 1}, {"iteration", 3}, {"new", 5}});
+  CHECK(contents(dir / "metrics.csv") == "epoch,iteration,loss,AP\n1,1,2,0.5\n1,,,0.6\n");
+  CHECK(contents(dir / "metrics_2.csv") == "epoch,iteration,loss,new\n1,2,3,4\n1,3,,5\n");
+  Metrics(dir / "metrics.csv").truncate_after(2, /*evaluation=*/false);
+  CHECK(contents(dir / "metrics_2.csv") == "epoch,iteration,loss,new\n1,2,3,4\n");
+  Metrics(dir / "metrics.csv").truncate_after(0);
+  CHECK(contents(dir / "metrics.csv") == "epoch,iteration,loss,AP\n");
+  CHECK(contents(dir / "metrics_2.csv") == "epoch,iteration,loss,new\n");
 }
 
 TEST_CASE("run: a full disk leaves metrics and settings unchanged and writes no partial lines") {

@@ -55,10 +55,10 @@ PROGRAM_TEST("train: a run folder has settings, log, metrics and two checkpoints
   CHECK(
       lines_of(contents(dir / "a/metrics.csv")).at(0) ==
       "epoch,iteration,loss,iou,obj,cls,l1,positives_per_object,lr,images_per_second,waiting_share,grad_norm,"
-      "AP,AP50,val_loss,dtr_peak_bytes,dtr_evictions,dtr_rematerialisations,dtr_share");
+      "AP,AP50,val_loss,eval_seconds,dtr_peak_bytes,dtr_evictions,dtr_rematerialisations,dtr_share");
   int evaluations = 0;
   for (const auto& row : metric_rows(dir / "a/metrics.csv")) {
-    REQUIRE(row.size() == 19);
+    REQUIRE(row.size() == 20);
     CHECK(row[kEpoch] == std::floor((row[kIteration] - 1) / 4) + 1);
     if (std::isnan(row[kAP])) {
       CHECK(row[kLoss] == doctest::Approx(row[kIou] + row[kObj] + row[kCls] + row[kL1]).epsilon(1e-4));
@@ -69,6 +69,7 @@ PROGRAM_TEST("train: a run folder has settings, log, metrics and two checkpoints
     }
   }
   CHECK(evaluations == 3);
+  CHECK(has(unwrapped(trained().printed), "; best so far; AP of classes: highest "));
   CHECK(metric_rows(dir / "a/metrics.csv").back()[kIteration] == 12);
 
   const auto last = last_checkpoint(dir, "a");

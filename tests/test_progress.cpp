@@ -195,75 +195,8 @@ TEST_CASE("progress: with DTR, its peak and its share of the time are logged, th
   CHECK_FALSE(has(log_text, "7.77"));
   CHECK(has(log_text, "warning: step 1 needed at least 1.2G of memory, more than the 1.0G of --dtr"));
   const auto row = metric_rows(dir / "metrics.csv").back();
-  REQUIRE(row.size() == 17);
-  CHECK(std::vector<double>(row.begin() + 13, row.end()) == std::vector<double>{2e9, 20, 30, 0.2});
-}
-
-PROGRAM_TEST(
-    "train: epochs.csv has a row for each epoch; a resumed run continues it; the log marks the best "
-    "evaluation") {
-  const Trained& t = trained();
-  const auto rows = lines_of(contents(t.dir / "a/epochs.csv"));
-  REQUIRE(rows.size() == 1 + 3);
-  CHECK(rows[0] ==
-        "epoch,iteration,loss,iou,obj,cls,l1,positives_per_object,lr,grad_norm,train_seconds,AP,AP50,val_"
-        "loss,eval_"
-        "seconds");
-  for (int epoch = 1; epoch <= 3; ++epoch)
-    CHECK(rows[epoch].rfind(concat(epoch, ",", 4 * epoch, ","), 0) == 0);
-  CHECK(has(t.printed, "; best so far; AP of classes: highest "));
-  TempDir dir;
-  fs::copy(t.dir / "data", dir / "data", fs::copy_options::recursive);
-  succeed(dir, "train", kTrain + "--max-iters 6 --out r");
-  CHECK(lines_of(contents(dir / "r/epochs.csv")).size() == 1 + 1);  // the second epoch is not complete
-  succeed(dir, "train", "--resume r --max-iters 12");
-  const auto resumed = lines_of(contents(dir / "r/epochs.csv"));
-  REQUIRE(resumed.size() == 1 + 3);
-  for (int epoch = 1; epoch <= 3; ++epoch)
-    CHECK(resumed[epoch].rfind(concat(epoch, ",", 4 * epoch, ","), 0) == 0);
-}
-
-TEST_CASE(
-    "progress: the row of an epoch in epochs.csv covers the steps of this process; an evaluation that is "
-    "repeated has a row") {
-  const Plan plan{1000, 4, 2, 8};
-  TestRun first_half, second_half(2);
-  first_half.step(0, 1);
-  first_half.progress->end_epoch(1, plan, nullptr);
-  CHECK(metric_rows(first_half.dir / "epochs.csv").empty());
-  second_half.step(2, 6);
-  second_half.step(3, 8);
-  second_half.progress->end_epoch(4, plan, nullptr);
-  auto rows = metric_rows(second_half.dir / "epochs.csv");
-  REQUIRE(rows.size() == 1);
-  REQUIRE(rows[0].size() == 15);
-  CHECK(rows[0][1] == 4);
-  CHECK(rows[0][2] == 7);   // the mean of 6 and 8
-  CHECK(rows[0][9] == 1);   // grad_norm
-  CHECK(rows[0][10] < 60);  // train_seconds
-  for (int i = 4; i < 8; ++i) second_half.step(i, 1);
-  second_half.progress->end_epoch(8, plan, nullptr);
-  CHECK(metric_rows(second_half.dir / "epochs.csv").at(1)[2] == 1);  // without the epoch before
-
-  TestRun overflows(0);
-  overflows.step(0, 2);  // is printed at once, and no number of a later step is finite
-  for (int i = 1; i < 4; ++i) overflows.step(i, std::nan(""));
-  overflows.progress->end_epoch(4, plan, nullptr);
-  REQUIRE(metric_rows(overflows.dir / "epochs.csv").size() == 1);
-  CHECK(metric_rows(overflows.dir / "epochs.csv")[0][2] == 2);
-
-  TestRun only_evaluates(4);
-  Evaluation e;
-  e.result.AP = 0.125;
-  e.result.AP50 = 0.25;
-  e.loss = 1.5;
-  only_evaluates.progress->end_epoch(4, plan, &e);
-  rows = metric_rows(only_evaluates.dir / "epochs.csv");
-  REQUIRE(rows.size() == 1);
-  CHECK(rows[0] == std::vector<double>{1, 4, 0.125, 0.25, 1.5, 0});
-  only_evaluates.step(4, 7);
-  only_evaluates.progress->end_epoch(5, plan, &e);  // at the end of --max-iters
-  CHECK(metric_rows(only_evaluates.dir / "epochs.csv").size() == 1);
+  REQUIRE(row.size() == 18);
+  CHECK(std::vector<double>(row.begin() + 14, row.end()) == std::vector<double>{2e9, 20, 30, 0.2});
 }
 
 TEST_CASE("progress: the flags of the command line are logged") {

@@ -8,12 +8,15 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <set>
 #include <sstream>
 
 #include "base/error.hpp"
 #include "base/flags.hpp"
+#include "base/new_file.hpp"
 #include "base/printable.hpp"
 
 namespace yolox {
@@ -56,67 +59,59 @@ void Log::progress(const std::string& text, bool keep) {
   }
 }
 
-Metrics::Metrics(const std::string& path) : file{path} {
-  std::ifstream old(path);
-  std::string line;
-  std::getline(old, line);
-  columns = split_list(line);
+// Returns the path of a file of Metrics: metrics.csv, metrics_2.csv, ...
+static AppendFile metrics_file(const std::string& first, size_t number) {
+  if (number == 1) return {first};
+  return {concat(first.substr(0, first.rfind('.')), "_", number, ".csv")};
 }
 
-void Metrics::truncate_after(int64_t step, bool evaluation) {
-  rewrite([&](const std::string& line) {
-    const size_t second = line.find(',') + 1, third = line.find(',', second) + 1;
-    if (second == 0 || third == 0) return std::string();
-    const int64_t count = std::atoll(line.c_str() + second);
-    return count < step || (count == step && (!evaluation || line[third] != ',')) ? line + "\n"
-                                                                                  : std::string();
-  });
+Metrics::Metrics(const std::string& path) : files{{path}} {
+  while (std::filesystem::exists(metrics_file(path, files.size() + 1).path))
+    files.push_back(metrics_file(path, files.size() + 1));
+  std::ifstream newest(files.back().path);
+  std::string head;
+  std::getline(newest, head);
+  columns = split_list(head);
+}
+
+void Metrics::truncate_after(int64_t step, bool evaluation) const {
+  for (const AppendFile& file : files) {
+    std::ifstream old(file.path);
+    std::string text, line;
+    for (bool head = true; std::getline(old, line) && !old.eof(); head = false) {  // leaves out a torn line
+      const size_t second = line.find(',') + 1, third = line.find(',', second) + 1;
+      const int64_t count = std::atoll(line.c_str() + second);
+      const bool before = count < step || (count == step && (!evaluation || line[third] != ','));
+      if (head || (second > 0 && third > 0 && before)) text += line + "\n";
+    }
+    if (!text.empty()) replace_file(file.path, text);
+  }
 }
 
 void Metrics::row(const Row& cells) {
   std::set<std::string> names;
   for (const auto& cell : cells)
-    check(names.insert(cell.first).second, file.path, " already has a column ", cell.first,
+    check(names.insert(cell.first).second, files.back().path, " already has a column ", cell.first,
           "; give the value in the loss another name");
-  add_columns(cells);
-  std::ostringstream line;
-  line.precision(9);
+  std::ostringstream text;
+  text.precision(9);
+  for (const auto& column : columns) names.erase(column);
+  if (!names.empty()) {
+    if (!columns.empty()) files.push_back(metrics_file(files[0].path, files.size() + 1));
+    columns.clear();
+    for (const auto& cell : cells) {
+      text << (columns.empty() ? "" : ",") << cell.first;
+      columns.push_back(cell.first);
+    }
+    text << "\n";
+  }
   for (size_t c = 0; c < columns.size(); ++c) {
-    if (c) line << ",";
+    if (c) text << ",";
     const auto named = [&](const auto& cell) { return cell.first == columns[c]; };
     const auto cell = std::find_if(cells.begin(), cells.end(), named);
-    if (cell != cells.end() && !std::isnan(cell->second)) line << cell->second;
+    if (cell != cells.end() && !std::isnan(cell->second)) text << cell->second;
   }
-  file.line(line.str());
-}
-
-void Metrics::add_columns(const Row& cells) {
-  const std::vector<std::string> before = columns;
-  size_t at = 0;
-  for (const auto& cell : cells) {
-    const auto known = std::find(columns.begin(), columns.end(), cell.first);
-    if (known == columns.end()) columns.insert(columns.begin() + std::ptrdiff_t(at), cell.first);
-    at = size_t(std::find(columns.begin(), columns.end(), cell.first) - columns.begin()) + 1;
-  }
-  if (columns == before) return;
-  if (before.empty()) return file.line(head());
-  rewrite([&](const std::string& line) {  // moves the cells of old rows to the new positions of their columns
-    std::vector<std::string> old;
-    std::istringstream in(line + ",");
-    for (std::string cell; std::getline(in, cell, ',');) old.push_back(cell);
-    std::string moved;
-    for (size_t c = 0; c < columns.size(); ++c) {
-      const auto b = size_t(std::find(before.begin(), before.end(), columns[c]) - before.begin());
-      moved += (c ? "," : "") + (b < old.size() ? old[b] : "");
-    }
-    return moved + "\n";
-  });
-}
-
-std::string Metrics::head() const {
-  std::string text;
-  for (const auto& column : columns) text += (text.empty() ? "" : ",") + column;
-  return text;
+  files.back().line(text.str());
 }
 
 namespace tensorboard {

@@ -4,13 +4,11 @@
 #include <unistd.h>
 
 #include <cstdint>
-#include <fstream>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "base/new_file.hpp"
 #include "base/program.hpp"
 
 namespace yolox {
@@ -42,37 +40,25 @@ struct Log {
   double last = now();
 };
 
-// metrics.csv. Each row is a list of column names and values. A new name becomes a new column, after the
-// column that precedes the name in the row.
+// metrics.csv. Each row is a list of column names and values. The first row of a file names its columns. A
+// row with another name, such as a loss term that was added to a resumed run, begins metrics_2.csv,
+// metrics_3.csv and so on.
 class Metrics {
  public:
   using Row = std::vector<std::pair<std::string, double>>;
 
-  // Continues the file if it exists.
+  // path: of the first file. Continues the newest file.
   explicit Metrics(const std::string& path);
   // Deletes the rows of steps that will be repeated. These are the rows whose second column is greater than
   // `step`, and if `evaluation`, the evaluations of step `step`, which have an empty third column. If the
-  // disk is full, the file stays unchanged.
-  void truncate_after(int64_t step, bool evaluation = true);
+  // disk is full, a file stays unchanged.
+  void truncate_after(int64_t step, bool evaluation = true) const;
   // Appends a row. A NaN becomes an empty cell. Throws if two cells have the same name.
   void row(const Row& cells);
 
  private:
-  void add_columns(const Row& cells);
-  // Rewrites the file: the column names, and the result of change(line) for each complete row.
-  template <class Change>
-  void rewrite(const Change& change) {
-    std::ifstream old(file.path);
-    std::string text = columns.empty() ? "" : head() + "\n", line;
-    std::getline(old, line);
-    while (std::getline(old, line) && !old.eof())
-      text += change(line);  // an incomplete last line is left out
-    if (!columns.empty()) replace_file(file.path, text);
-  }
-  std::string head() const;
-
-  AppendFile file;
-  std::vector<std::string> columns;
+  std::vector<AppendFile> files;     // the last one gets the rows
+  std::vector<std::string> columns;  // of the last file
 };
 
 // Scalars for TensorBoard: event files in the run folder, one for each session.

@@ -64,21 +64,7 @@ RunProgress::RunProgress(const std::string& run, Log& log, int64_t first, int ra
   if (rank > 0) return;
   metrics.emplace(run + "/metrics.csv");
   metrics->truncate_after(first, evaluates);
-  epochs.emplace(run + "/epochs.csv");
-  epochs->truncate_after(first);
   events.emplace(run, first + 1);
-}
-
-// Returns the first columns of metrics.csv and epochs.csv: the loss, its terms, positives, `more` and what is
-// logged.
-static Metrics::Row row_of(const StepMetrics& n, double epoch, int64_t steps, const Metrics::Row& more) {
-  const auto terms = n.all(StepMetrics::Kind::kTerm), logged = n.all(StepMetrics::Kind::kLogged);
-  Metrics::Row row{{"epoch", epoch}, {"iteration", double(steps)}, {"loss", n.total}};
-  row.insert(row.end(), terms.begin(), terms.end());
-  row.emplace_back("positives_per_object", n.per_object());
-  row.insert(row.end(), more.begin(), more.end());
-  row.insert(row.end(), logged.begin(), logged.end());
-  return row;
 }
 
 // A column of the progress line, which has 78 characters with usual values and four loss terms.
@@ -106,10 +92,7 @@ void RunProgress::step(int64_t i, const StepMetrics& n, double lr, const Plan& p
     log.line(concat("warning: step ", i, " needed at least ", short_bytes(within.limit),
                     " of memory, more than the ", short_bytes(within.budget), " of --dtr"));
   }
-  if (i % plan.per_epoch == 0) {
-    of_epoch = {};
-    epoch_start = last_time;  // after the evaluation and the report of the epoch before
-  }
+  if (i % plan.per_epoch == 0) of_epoch = {};
   if (n.finite()) {
     recent.add(n);
     of_epoch.add(n);
@@ -126,10 +109,6 @@ void RunProgress::step(int64_t i, const StepMetrics& n, double lr, const Plan& p
   total_seconds += seconds;
   log.line(waiting_note(total_waited, total_seconds, noted_waiting));
   if (keep) m = of_epoch.take();  // the last line of an epoch shows the means over the epoch
-  if ((i + 1) % plan.per_epoch == 0) {
-    epoch_row = row_of(m, epoch, i + 1, {{"lr", lr}});
-    epoch_row.emplace_back("train_seconds", now() - epoch_start);
-  }
 
   std::vector<Column> columns{{7, "epoch", concat(epoch, "/", plan.epochs)},
                               {10, "iter", concat(i % plan.per_epoch + 1, "/", plan.per_epoch)},
@@ -149,6 +128,16 @@ void RunProgress::step(int64_t i, const StepMetrics& n, double lr, const Plan& p
   if (!std::exchange(has_heading, true)) log.line(line_of(columns, &Column::title));
   log.progress(line_of(columns, &Column::text), keep);
   restart_clock();
+}
+
+// Returns the columns of an evaluation in metrics.csv.
+static Metrics::Row evaluation_cells(const Evaluation& e) {
+  Metrics::Row cells{
+      {"AP", e.result.AP}, {"AP50", e.result.AP50}, {"val_loss", e.loss}, {"eval_seconds", e.seconds}};
+  const Score score = score_of(e);
+  const auto same_name = [&](const auto& cell) { return cell.first == score.name; };
+  if (std::none_of(cells.begin(), cells.end(), same_name)) cells.emplace_back(score.name, score.value);
+  return cells;
 }
 
 void RunProgress::log_evaluation(int64_t steps, const Evaluation& e, const Plan& plan, bool best) {
@@ -179,30 +168,12 @@ void RunProgress::log_evaluation(int64_t steps, const Evaluation& e, const Plan&
   for (const auto& text : texts) line += concat(line.empty() ? "  " : "; ", text);
   log.line(line);
   if (!metrics) return;
-  Metrics::Row row{{"epoch", double((steps - 1) / plan.per_epoch + 1)},
-                   {"iteration", double(steps)},
-                   {"AP", r.AP},
-                   {"AP50", r.AP50},
-                   {"val_loss", e.loss}};
-  const Score score = score_of(e);
-  const auto same_name = [&](const auto& cell) { return cell.first == score.name; };
-  if (std::none_of(row.begin(), row.end(), same_name)) row.emplace_back(score.name, score.value);
+  Metrics::Row row{{"epoch", double((steps - 1) / plan.per_epoch + 1)}, {"iteration", double(steps)}};
+  const Metrics::Row cells = evaluation_cells(e);
+  row.insert(row.end(), cells.begin(), cells.end());
   metrics->row(row);
   events->scalars(steps,
                   {{"val/AP", r.AP}, {"val/AP50", r.AP50}, {"val/AP75", r.AP75}, {"val/loss", e.loss}});
-}
-
-void RunProgress::end_epoch(int64_t steps, const Plan& plan, const Evaluation* e) {
-  Metrics::Row row = std::exchange(epoch_row, {});
-  if (!epochs || steps % plan.per_epoch != 0 || (row.empty() && !e)) return;
-  if (row.empty())  // a resumed run that repeats only the evaluation
-    row = {{"epoch", double(steps / plan.per_epoch)}, {"iteration", double(steps)}};
-  const double none = std::nan("");
-  row.insert(row.end(), {{"AP", e ? e->result.AP : none},
-                         {"AP50", e ? e->result.AP50 : none},
-                         {"val_loss", e ? e->loss : none},
-                         {"eval_seconds", e ? e->seconds : none}});
-  epochs->row(row);
 }
 
 void RunProgress::log_problems(const Splits& splits) {
@@ -283,12 +254,16 @@ static std::string tag_of(const std::string& column) {
 void RunProgress::record(int64_t steps, double epoch, const StepMetrics& n, double lr, double speed,
                          double share, const DtrSteps& remade) {
   const double none = std::nan("");
-  Metrics::Row row =
-      row_of(n, epoch, steps, {{"lr", lr}, {"images_per_second", speed}, {"waiting_share", share}});
-  row.insert(row.end(), {{"AP", none},
-                         {"AP50", none},
-                         {"val_loss", none},
-                         {"dtr_peak_bytes", dtr ? remade.peak : none},
+  const auto terms = n.all(StepMetrics::Kind::kTerm), logged = n.all(StepMetrics::Kind::kLogged);
+  Metrics::Row row{{"epoch", epoch}, {"iteration", double(steps)}, {"loss", n.total}};
+  row.insert(row.end(), terms.begin(), terms.end());
+  row.insert(row.end(), {{"positives_per_object", n.per_object()},
+                         {"lr", lr},
+                         {"images_per_second", speed},
+                         {"waiting_share", share}});
+  row.insert(row.end(), logged.begin(), logged.end());
+  for (const auto& cell : evaluation_cells({})) row.emplace_back(cell.first, none);
+  row.insert(row.end(), {{"dtr_peak_bytes", dtr ? remade.peak : none},
                          {"dtr_evictions", dtr ? remade.evictions / remade.steps : none},
                          {"dtr_rematerialisations", dtr ? remade.rematerialisations / remade.steps : none},
                          {"dtr_share", dtr ? remade.share() : none}});

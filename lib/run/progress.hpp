@@ -67,10 +67,6 @@ class RunProgress {
   void evaluated(int64_t done, int64_t images) {
     log.progress(concat("  evaluated ", done, " of ", images, " images"), /*keep=*/false);
   }
-  // Appends the row of an epoch to epochs.csv. The row covers the steps of this process, without those of the
-  // epoch before a resume. steps: number of steps done. e: the evaluation after the epoch, or null.
-  void end_epoch(int64_t steps, const Plan& plan, const Evaluation* e);
-
   // Logs the number of data problems of each kind if the number has changed, and writes all problems to
   // problems.txt or to `list`.
   void log_problems(const Splits& splits);
@@ -93,9 +89,7 @@ class RunProgress {
   bool has_heading = false;
   DtrSteps again;       // statistics of DTR since the last row of metrics.csv
   double exceeded = 0;  // bytes; a step that needs more is worth a new warning
-  std::optional<Metrics> metrics, epochs;
-  Metrics::Row epoch_row;  // of epochs.csv
-  double epoch_start = now();
+  std::optional<Metrics> metrics;
   std::optional<Events> events;
   bool noted_waiting = false;
   Means recent, of_epoch;

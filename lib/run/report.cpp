@@ -392,9 +392,9 @@ std::vector<std::pair<double, double>> curve(const std::vector<double>& x, const
   return points;
 }
 
-// Returns the seconds of training and of evaluation, from metrics.csv and epochs.csv. Steps that were lost or
+// Returns the seconds of training and of evaluation, from metrics.csv. Steps that were lost or
 // rolled back do not count. bs: images per step.
-static std::pair<double, double> seconds_of(const std::string& run, MetricsTable& metrics, double bs) {
+static std::pair<double, double> seconds_of(MetricsTable& metrics, double bs) {
   double training = 0, evaluation = 0, before = 0;
   const auto &step = metrics.columns["iteration"], &speed = metrics.columns["images_per_second"];
   for (size_t i = 0; i < speed.size(); ++i) {  // no column, if no step had finite numbers so far
@@ -402,8 +402,7 @@ static std::pair<double, double> seconds_of(const std::string& run, MetricsTable
     training += (step[i] - before) * bs / speed[i];
     before = step[i];
   }
-  MetricsTable epochs = read_metrics(run + "/epochs.csv");
-  for (const double v : epochs.columns["eval_seconds"])
+  for (const double v : metrics.columns["eval_seconds"])
     if (std::isfinite(v)) evaluation += v;
   return {training, evaluation};
 }
@@ -457,7 +456,7 @@ std::string training_html(const std::string& run) {
   html += tile(axis_number(step.back()), "steps");
   if (rows > 0) html += tile(formatted("%.3g", speed / rows), "images per second");
   if (const double bs = std::atof(by_name["bs"].c_str()); bs > 0) {
-    const auto [training, evaluation] = seconds_of(run, table, bs);
+    const auto [training, evaluation] = seconds_of(table, bs);
     html += tile(short_time(training), "training time");
     if (evaluation > 0) html += tile(short_time(evaluation), "evaluation time");
   }

@@ -273,7 +273,6 @@ Evaluation Run::evaluate(Training& t, BatchLoss* loss) {
 bool Run::end_of_epoch(Training& t, const Evaluation* e, bool stop_early) {
   complete = stop_early || t.iteration == plan.iters;
   ranks.restart_timeout();
-  progress->end_epoch(t.iteration, plan, e);  // before the report, which reads epochs.csv
   if (ranks.first() && e && report(folder, log, t.iteration, e, &data.val)) reported = t.iteration;
   ranks.restart_timeout();
   if (t.skipped) log.line(concat("  ", t.skipped, " steps skipped: their gradients overflowed"));
