@@ -10,6 +10,7 @@
 #include "base/device.hpp"
 #include "base/flags.hpp"
 #include "base/limit_spinning.hpp"
+#include "base/new_file.hpp"
 #include "base/printable.hpp"
 #include "base/threads.hpp"
 #include "data/frames.hpp"

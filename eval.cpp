@@ -5,7 +5,6 @@
 #include <iomanip>
 #include <iostream>
 #include <map>
-#include <optional>
 #include <set>
 
 #include "base/device.hpp"
@@ -16,8 +15,6 @@
 #include "base/threads.hpp"
 #include "evaluate.hpp"
 #include "formats.hpp"
-#include "metrics/errors.hpp"
-#include "metrics/html.hpp"
 #include "run/report.hpp"
 
 using namespace yolox;
@@ -52,47 +49,18 @@ struct Config : Flags {
   bool ema = flag(ema, "Evaluation", "ema", true, "", "the EMA of the weights");
   bool fuse = flag(fuse, "Evaluation", "fuse", false, "", "fold batch norms into the convolutions");
   int64_t seed = flag(seed, "Evaluation", "seed", int64_t{0}, "N", "random seed of --data shapes");
-  bool voc = flag(voc, "Output", "voc", false, "", "also compute Pascal VOC AP: all points and 11 points");
   bool speed = flag(speed, "Output", "speed", false, "", "print the time per image of each stage");
-  std::string report = flag(report, "Output", "report", "runs/eval/report.html", "FILE.html",
-                            "write a page with curves, errors and the worst images");
   std::string json = flag(json, "Output", "json", "", "FILE", "write all metrics, also per class");
-  std::string save_dt = flag(save_dt, "Output", "save-dt", "", "FILE", "write the detections in COCO format");
-  std::string hard_negatives =
-      flag(hard_negatives, "Output", "hard-negatives", "", "FILE.json",
-           "write a COCO file of the images without objects in which the model detects one");
+  std::string save_dt = flag(save_dt, "Output", "save-dt", "", "FILE|DIR",
+                             "write the detections in COCO format; DIR: with the truth, for tools/report.py");
 };
 
-// Prints the metrics and writes --json and --report. data: the data set with its images; null for the
-// detections of another program. title, heading: of the page.
-static void report(const EvalResult& result, const CocoDataset& truth,
-                   const std::vector<Detection>& detections, const Dataset* data, const std::string& title,
-                   const std::string& heading, const Config& config) {
+// Prints the metrics and writes --json.
+static void report(const EvalResult& result, const Config& config) {
   print_per_class(std::cout, result);
   std::cout << "\n";
   print_summary(std::cout, result);
-  const ErrorAnalysis analysis = analyse_errors(truth, detections);
-  print_error_analysis(std::cout, analysis);
-  std::optional<VocResult> voc;
-  if (config.voc) print_voc(std::cout, voc.emplace(voc_ap(truth, detections)));
-  if (!config.json.empty())
-    write_eval_json(config.json, result, [&](JsonWriter& writer) {
-      write_error_analysis(writer, analysis);
-      if (voc) write_voc(writer, *voc);
-    });
-  if (config.report.empty()) return;
-  std::error_code no_folder;  // not read: writing the report fails, too
-  if (const fs::path folder = fs::path(config.report).parent_path(); !folder.empty())
-    fs::create_directories(folder, no_folder);
-  const std::string page = page_html(
-      title,
-      concat("torch ", TORCH_VERSION, ", revision ", git_revision(), "\n", date_text(std::time(nullptr)),
-             ", ", machine_text()),
-      evaluation_html(heading, result, truth, analysis, data, voc) + settings_section(config.values()));
-  const bool written = replace_file(config.report, page);
-  check(written || !config.was_given("report"), "cannot write --report ", config.report,
-        "; check folder, permissions and disk space");
-  std::cout << (written ? "\nreport: " : "\nwarning: cannot write ") << printable(config.report) << std::endl;
+  if (!config.json.empty()) write_eval_json(config.json, result);
 }
 
 // Prints the times of --speed. images: number of evaluated images.
@@ -113,28 +81,21 @@ static void check_flags(const Config& config) {
   std::vector<std::string> inputs = split_list(config.data);
   inputs.insert(inputs.end(), {config.gt, config.dt, config.data, config.weights});
   protect_inputs("--json", config.json, inputs);
-  protect_inputs("--report", config.report, inputs);
   protect_inputs("--save-dt", config.save_dt, inputs);
-  protect_inputs("--hard-negatives", config.hard_negatives, inputs);
-  for (const auto& [flag, path] : {std::pair("--json", config.json),
-                                   {"--save-dt", config.save_dt},
-                                   {"--hard-negatives", config.hard_negatives}})
+  for (const auto& [flag, path] : {std::pair("--json", config.json), {"--save-dt", config.save_dt}})
     check(path.empty() || is_irregular_file(path) ||
               ::access(fs::weakly_canonical(fs::absolute(path)).parent_path().c_str(), W_OK) == 0,
           flag, " ", path, ": cannot write to the folder of this file; create it, or choose another");
   if (!config.gt.empty()) {
     usage_check(config.data.empty() && config.weights.empty(),
                 "--gt and --dt cannot be combined with --data and --weights");
-    for (const char* name :
-         {"split", "images", "val-fraction", "model", "size", "conf", "nms", "hard-negatives", "bs",
-          "workers", "preproc", "device", "fuse", "speed", "seed", "save-dt"})
+    for (const char* name : {"split", "images", "val-fraction", "model", "size", "conf", "nms", "bs",
+                             "workers", "preproc", "device", "fuse", "speed", "seed", "save-dt"})
       usage_check(!config.was_given(name), "--", name, " is for --data and --weights");
     return;
   }
   combination_check(!config.data.empty(), "--data is needed, or --gt and --dt");
   config.check_values();
-  usage_check(config.hard_negatives.empty() || (config.data != "shapes" && !is_packed(config.data)),
-              "--hard-negatives is for image files, not for --data ", config.data);
   if (!config.size.empty() || config.was_given("size")) parse_size(config.size);
 }
 
@@ -158,9 +119,7 @@ static void evaluate_file(const Config& config) {
       std::cout << "note: " << printable(config.gt) << ": several classes have the name " << category.name
                 << "\n";
   }
-  const auto detections = read_detections(config.dt);
-  report(coco_eval(truth, detections), truth, detections, nullptr, fs::path(config.dt).filename().string(),
-         concat(config.dt, " against ", config.gt), config);
+  report(coco_eval(truth, read_detections(config.dt)), config);
 }
 
 // Writes --save-dt, with the category ids of the files of the data set, and without the classes that these do
@@ -179,36 +138,6 @@ static void save_detections(const std::string& path, const std::vector<Detection
       detections.push_back(d);
     }
   write_detections(path, detections, names);
-}
-
-// Writes --hard-negatives: the images without objects in which the model detects one, the worst first, as a
-// COCO file for training. labelled: the ids of the images with objects. classes: of the data set.
-static void write_hard_negatives(const std::string& path, const Evaluation& e, const Dataset& data,
-                                 const std::set<int64_t>& labelled, const std::vector<std::string>& classes) {
-  constexpr double kWrong = 0.3;  // score from which ./demo shows a detection
-  std::map<int64_t, double> score;
-  for (const Detection& d : e.detections)
-    if (!labelled.count(d.image_id)) score[d.image_id] = std::max(score[d.image_id], d.score);
-  std::vector<std::pair<double, size_t>> worst;
-  for (size_t i = 0; i < data.records.size(); ++i)
-    if (const double s = score[data.records[i].image_id]; s >= kWrong) worst.emplace_back(-s, i);
-  std::sort(worst.begin(), worst.end());
-  CocoDataset negatives;
-  for (const std::string& name : classes)
-    negatives.categories.push_back({int64_t(negatives.categories.size()) + 1, name});
-  for (const auto& [_, i] : worst) {
-    const Record& r = data.records[i];
-    negatives.images.push_back({r.image_id, fs::absolute(r.file).string(), r.width, r.height});
-  }
-  std::cout << worst.size() << " images without objects have a detection of score " << kWrong << " or more";
-  if (worst.empty()) {
-    fs::remove(path);  // of an earlier evaluation
-  } else {
-    write_coco(path, negatives);
-    std::cout << ": " << printable(path) << "\nTrain with them, unless AP is measured on them: --data DIR,"
-              << printable(path) << ", or TRAIN.json,VAL.json," << printable(path);
-  }
-  std::cout << "\n\n";
 }
 
 // Warns if the model detects nothing right.
@@ -232,9 +161,6 @@ static void evaluate_model(const Config& config) {
   const DataOptions options{config.data,   config.split,          config.val_fraction,
                             config.images, uint64_t(config.seed), "runs/.checks"};
   Dataset data = load_splits(options, /*with_train=*/false, loaded.info.classes.size()).val;
-  std::set<int64_t> labelled;  // also with classes that the model does not know
-  for (const CocoAnnotation& a : data.truth.annotations) labelled.insert(a.image_id);
-  const std::vector<std::string> own_classes = data.classes;
   const auto classes = class_names(loaded.info, loaded.model->num_classes);
   // Official weights may be evaluated on classes of other names, but not of the same names in another order.
   const bool named = !loaded.info.classes.empty() || data.classes.size() != classes.size() ||
@@ -275,16 +201,13 @@ static void evaluate_model(const Config& config) {
     list_images();
     std::cout << "\n";
   }
-  const fs::path folder = fs::path(config.data).lexically_normal();
-  const std::string name = (folder.has_filename() ? folder : folder.parent_path()).filename().string();
   if (config.speed) print_speed(e.times, int64_t(data.records.size()));
-  report(
-      e.result, e.truth, e.detections, &data, concat(loaded.info.model, " on ", name),
-      concat(config.weights, " on ", e.images, " images, ", settings.size.height, "x", settings.size.width),
-      config);
-  if (!config.hard_negatives.empty())
-    write_hard_negatives(config.hard_negatives, e, data, labelled, own_classes);
-  if (!config.save_dt.empty()) save_detections(config.save_dt, e.detections, data);
+  report(e.result, config);
+  if (fs::is_directory(config.save_dt))
+    write_evaluation(config.save_dt, concat(config.weights, " on ", e.images, " images of ", data.name), e,
+                     data);
+  else if (!config.save_dt.empty())
+    save_detections(config.save_dt, e.detections, data);
   warn_near_zero(e.result, settings.legacy);
 }
 

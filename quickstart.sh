@@ -13,7 +13,7 @@ echo "== training yolox-nano on the built-in shapes (about 3 minutes on 2 cores)
   --eval-interval 5 --out "$run"
 
 echo "== evaluating the best checkpoint"
-./eval --data shapes --weights "$run/best.pth" --json "$run/eval.json" --report "$run/eval.html"
+./eval --data shapes --weights "$run/best.pth" --json "$run/eval.json"
 
 echo "== drawing the detections"
 ./demo --source shapes --weights "$run/best.pth" --save "$run/pictures" --max-images 8

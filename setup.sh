@@ -155,6 +155,14 @@ else
       echo "warning: cannot install nvcc; building without the fused norm kernels"
   fi
 fi
+# At the end of a run, train writes report.html with matplotlib. A linked .venv belongs to another checkout.
+plots="matplotlib numpy pycocotools"
+if [[ $# = 0 || " $* " == *" train "* ]] && [ ! -L .venv ] && ! { installed matplotlib && installed numpy && installed pycocotools; }; then
+  say "installing $plots into .venv (downloads 0.04 GB)"
+  { [ -x .venv/bin/python ] || python3 -m venv .venv; } &&
+    .venv/bin/pip install -q --disable-pip-version-check --retries 0 --timeout 10 --only-binary :all: $plots 2>/dev/null ||
+    echo "warning: runs will have no report.html; for it run: .venv/bin/pip install $plots"
+fi
 mkdir -p "$build"
 exec 9>"$build/.lock"
 alone

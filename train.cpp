@@ -141,7 +141,7 @@ static Losses train_step(Training& t, const StepInput& in, ImageSize size, const
   return losses;
 }
 
-// Ends an epoch or the run: evaluates, and writes best.pth, last.pth and report.html. Returns false if
+// Ends an epoch or the run: evaluates, and writes best.pth and last.pth. Returns false if
 // training is over.
 static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
   const bool last = t.iteration == plan.iters;
@@ -159,6 +159,7 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
     if (better) {
       t.best.score = *t.score;
       if (!run.save(t, "best.pth")) t.best.score = before.score;
+      run.save_evaluation(t, *evaluation);
     }
     run.best_score = t.best.score;
     // If --max-iters ended the run within an epoch, restores the values of the last whole epoch, so that a
@@ -168,7 +169,7 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
   t.epochs = t.iteration / plan.per_epoch;
   const bool stop = run.config.patience > 0 && t.best.evals_without_gain >= run.config.patience && !last;
   run.save(t, "last.pth", /*required=*/last || stop);
-  return !run.end_of_epoch(t, evaluation ? &*evaluation : nullptr, stop);
+  return !run.end_of_epoch(t, stop);
 }
 
 // Trains and returns the exit code. With --gpus or --procs, starts the ranks instead. One long function, so
@@ -295,6 +296,7 @@ static bool end_of_epoch(Training& t, const Plan& plan, Run& run) {
   run.finish(t);
   graphs.free_graphs();  // NCCL waits for graphs that contain its collectives
   ranks.shutdown();
+  if (rank_info.rank == 0) run.write_report();
   return 0;
 }
 

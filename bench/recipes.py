@@ -45,7 +45,7 @@ def parse():
 def evaluate(args, split, weights, *flags):
     """Returns (AP, AP50)."""
     result = weights.with_suffix(".json")
-    command = [f"{args.build}/eval", *split, "--weights", str(weights), "--json", str(result), "--report=", *flags]
+    command = [f"{args.build}/eval", *split, "--weights", str(weights), "--json", str(result), *flags]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     metrics = json.loads(result.read_text())
     return metrics["AP"], metrics["AP50"]
@@ -108,7 +108,7 @@ def main():
             if (name, e, seed, v) not in have]
     if not table.exists():
         table.write_text(",".join(COLUMNS) + "\n")
-    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ |= {"OMP_NUM_THREADS": "1", "YOLOX_NO_REPORT": "1"}
 
     def finish(job):
         row = run(args, *job)

@@ -93,7 +93,7 @@ class Attempt:
         self.two_hosts, self.started = two_hosts, {}
         for host in ("a", "b") if two_hosts else ("a",):
             command = flags + ["--procs", "2"]
-            environment = dict(os.environ, OMP_NUM_THREADS="1", PATH=os.environ["PATH"] + ":/usr/sbin:/sbin")
+            environment = dict(os.environ, OMP_NUM_THREADS="1", YOLOX_NO_REPORT="1", PATH=os.environ["PATH"] + ":/usr/sbin:/sbin")
             if two_hosts:
                 command = ["ip", "netns", "exec", "soak" + host] + flags
                 environment.update(RANK="01"["ab".index(host)], WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",

@@ -256,12 +256,14 @@ void print_summary(std::ostream& out, const EvalResult& r) {
         << " detections of categories that are not in the ground truth.\n";
 }
 
-std::string name_cell(const std::string& name) {
+// Returns the first column of a table: a name, cut to 29 characters and padded to 30.
+static std::string name_cell(const std::string& name) {
   const std::string shown = cut_text(printable(name), 29);
   return shown + std::string(30 - count_characters(shown), ' ');
 }
 
-std::string number_cell(double value, int width, int decimals) {
+// Returns a number of a table, or "-" if it is negative.
+static std::string number_cell(double value, int width, int decimals) {
   return value < 0 ? formatted("%*s", width, "-") : formatted("%*.*f", width, decimals, value);
 }
 
@@ -273,8 +275,7 @@ void print_per_class(std::ostream& out, const EvalResult& result) {
         << number_cell(c.AP75, 7, 3) << number_cell(c.AR100, 9, 3) << "\n";
 }
 
-void write_eval_json(const std::string& path, const EvalResult& r,
-                     const std::function<void(JsonWriter&)>& more) {
+void write_eval_json(const std::string& path, const EvalResult& r) {
   write_json(path, [&](JsonWriter& writer) {
     writer.StartObject();
     for (const CocoMetric& metric : coco_metrics) write_field(writer, metric.name, r.*metric.value);
@@ -290,7 +291,6 @@ void write_eval_json(const std::string& path, const EvalResult& r,
       write_field(writer, "crowds", c.crowds);
       write_field(writer, "detections", c.detections);
     });
-    if (more) more(writer);
     writer.EndObject();
   });
 }

@@ -81,20 +81,13 @@ double coco_iou(const Detection& d, const CocoAnnotation& g);
 // sorted.
 EvalResult coco_eval(const CocoDataset& gt, const std::vector<Detection>& detections, int threads = 0);
 
-// Returns the first column of a table: a name, cut to 29 columns and padded to 30.
-std::string name_cell(const std::string& name);
-// Returns a number of a table, or "-" if it is negative.
-std::string number_cell(double value, int width, int decimals);
-
 // Prints the twelve lines of pycocotools, then the number of ignored annotations and detections, if any.
 void print_summary(std::ostream& out, const EvalResult& r);
 
 // Prints one line per class, 80 columns wide. Prints "-" if the class has no ground truth.
 void print_per_class(std::ostream& out, const EvalResult& result);
 
-// Writes the JSON file of `eval --json`: the twelve metrics at the top level, then per_class, then the output
-// of more(writer).
-void write_eval_json(const std::string& path, const EvalResult& r,
-                     const std::function<void(JsonWriter&)>& more = {});
+// Writes the JSON file of `eval --json`: the twelve metrics at the top level, then per_class.
+void write_eval_json(const std::string& path, const EvalResult& r);
 
 }  // namespace yolox

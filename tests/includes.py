@@ -15,7 +15,7 @@ LAYERS = [
     ['lib/images/', 'lib/layers/'],
     ['yolox.hpp', 'augment.hpp', 'lib/data/'],
     ['models/', 'models.hpp', 'simota.hpp', 'loss.hpp', 'data.hpp', 'formats.hpp'],
-    ['lib/checkpoint/', 'optim.hpp', 'lib/coco_eval.', 'metrics/', 'lib/dtr/', 'lib/ddp/', 'ddp.hpp'],
+    ['lib/checkpoint/', 'optim.hpp', 'lib/coco_eval.', 'lib/dtr/', 'lib/ddp/', 'ddp.hpp'],
     ['evaluate.hpp', 'config.hpp'],
     ['lib/run/'],
     ['train.cpp', 'eval.cpp', 'demo.cpp', 'export.cpp', 'pack.cpp'],

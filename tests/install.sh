@@ -17,7 +17,7 @@ from_debian() {
   [ "$(id -u)" = 0 ] && command -v apt-get && apt-get $quick update &&
     DEBIAN_FRONTEND=noninteractive apt-get $quick install -y --no-install-recommends "$1"
 }
-# Programs that read what is written here: TensorBoard's own reader, ONNX Runtime.
+# What scripts and tests import.
 venv=.venv/bin/python
 from_pypi() {
   { [ -x $venv ] || python3 -m venv .venv; } &&
@@ -31,19 +31,19 @@ while read -r package module; do
   [ -n "$found" ] || install $package from_pypi $package ||
     echo "there is no $package: tests that need it are skipped; type: $venv -m pip install $package"
 done <<END
-tensorboard tensorboard.backend
 onnxruntime onnxruntime
 opencv-python-headless cv2
 pyyaml yaml
+matplotlib matplotlib
+pycocotools pycocotools
 END
 ls -d .venv/lib/python3*/site-packages/nvidia/nccl >/dev/null 2>&1 ||
   echo "LibTorch in .venv is without the libraries of CUDA: tests that start torchrun or import torch are skipped; type: $venv -m pip install torch"
-# Some tests make two hosts out of network namespaces, one looks at report.html with a browser.
+# Some tests make two hosts out of network namespaces.
 has_any() { PATH=$PATH:/usr/sbin command -v "$@" >/dev/null; }
 while read -r package programs; do
   has_any $programs || install $package from_debian $package ||
     echo "there is no $package: tests that need it are skipped; type: apt-get install $package"
 done <<END
 iproute2 ip
-chromium chromium chromium-browser google-chrome
 END

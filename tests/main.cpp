@@ -59,6 +59,7 @@ int main(int argc, char** argv) {
     if (std::string(argv[i]) == "--device") setenv("YOLOX_TEST_DEVICE", argv[i + 1], 1);
   // Cases start the programs beside this one.
   setenv("YOLOX_PROGRAMS", std::filesystem::read_symlink("/proc/self/exe").parent_path().c_str(), 1);
+  setenv("YOLOX_NO_REPORT", "1", 1);  // a report.html takes seconds
   // Not the cache folder of the user.
   if (const char* runs = std::getenv("YOLOX_TEST_RUNS"))
     setenv("YOLOX_CACHE_DIR", (std::string(runs) + "/cache").c_str(), 0);

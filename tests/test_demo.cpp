@@ -81,8 +81,7 @@ SHARED_PROGRAM_TEST(
   }
   write_coco(dir / "part.json", part);
   succeed(dir, "eval",
-          "--data part.json --conf 0.3 --nms 0.45 --bs 8 --fuse --save-dt dt.json --report ''" +
-              official_weights());
+          "--data part.json --conf 0.3 --nms 0.45 --bs 8 --fuse --save-dt dt.json" + official_weights());
   const std::string printed =
       succeed(dir, "demo", "--source photos --bs 8 --json 8.json --txt --save out" + official_weights());
   succeed(dir, "demo", "--source photos --bs 1 --json 1.json" + official_weights());

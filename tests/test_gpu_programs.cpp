@@ -134,8 +134,8 @@ GPU_PROGRAM_TEST("gpu: train: a trained model has the same AP on the CPU") {
                  " --optimizer adam --lr 0.002 --eval-interval 0 --ema 0.998 --out r"));
   const auto ap = [&](const std::string& weights, const std::string& device) {
     succeed(dir, "eval",
-            concat("--data ", data, " --conf 0 --nms 0.9 --report '' --weights ", weights, " --device ",
-                   device, " --size ", size, " --json ap.json"));
+            concat("--data ", data, " --conf 0 --nms 0.9 --weights ", weights, " --device ", device,
+                   " --size ", size, " --json ap.json"));
     return json_number(dir / "ap.json", "AP");
   };
   const double on_gpu = ap("r/last.pth", "cuda");

@@ -63,7 +63,7 @@ def evaluate(model, truth, classes, folder, size, program, name):
                           "bbox": [float(v) / scale for v in (x1, y1, x2 - x1, y2 - y1)]})
     detections = pathlib.Path(model).with_suffix(".json")
     detections.write_text(json.dumps(found))
-    text = subprocess.run([program, "--gt", name, "--dt", str(detections), "--report", ""], capture_output=True, text=True, check=True).stdout
+    text = subprocess.run([program, "--gt", name, "--dt", str(detections)], capture_output=True, text=True, check=True).stdout
     print(f"{model}:", *[line.strip() for line in text.splitlines() if "Average Precision" in line][:2], sep="\n  ")
     return 1000 * seconds / len(truth["images"])
 

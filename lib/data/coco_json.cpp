@@ -425,6 +425,12 @@ void write_detections(const std::string& path, const std::vector<Detection>& det
 
 static void write_coco(JsonWriter& writer, const CocoDataset& data) {
   writer.StartObject();
+  if (!data.description.empty()) {
+    writer.Key("info");
+    writer.StartObject();
+    write_field(writer, "description", data.description);
+    writer.EndObject();
+  }
   writer.Key("images");
   write_list(writer, data.images, [&](const CocoImage& image) {
     write_field(writer, "id", image.id);

@@ -4,14 +4,18 @@
 #include <rapidjson/stringbuffer.h>
 #include <rapidjson/writer.h>
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <ctime>
+#include <fstream>
 #include <functional>
 #include <numeric>
 
 #include "base/device.hpp"
 #include "base/printable.hpp"
+#include "base/threads.hpp"
 #include "data/store.hpp"
-#include "metrics/html.hpp"
 
 namespace yolox {
 
@@ -34,14 +38,37 @@ std::string learning_rate_note(const std::string& optimizer, double lr, int64_t 
                 usual);
 }
 
-std::string config_json(const Flags& flags, torch::Device device, const std::string& started, int ranks) {
+// Returns the local date and time: 2026-11-24 21:40.
+static std::string local_time_text() {
+  const std::time_t seconds = std::time(nullptr);
+  std::tm local{};
+  localtime_r(&seconds, &local);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M", &local);
+  return text;
+}
+
+// Returns host, processor, and the cores that this process may use: "node7, AMD EPYC 7B13, 16 cores".
+static std::string machine_text() {
+  char host[256] = "";
+  gethostname(host, sizeof host - 1);
+  std::string cpu;
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; cpu.empty() && std::getline(file, line);)
+    if (line.rfind("model name", 0) == 0 && line.find(": ") != std::string::npos)
+      cpu = ", " + line.substr(line.find(": ") + 2);
+  const int cores = usable_cores();
+  return concat(host, cpu, ", ", cores, cores == 1 ? " core" : " cores");
+}
+
+std::string config_json(const Flags& flags, torch::Device device, int ranks) {
   auto entries = flags.values();
   entries.insert(entries.end(), {{"device_name", device_name(device)},
                                  {"torch", TORCH_VERSION},
                                  {"OpenCV", CV_VERSION},
                                  {"compiler", __VERSION__},
                                  {"revision", git_revision()},
-                                 {"started", started},
+                                 {"started", local_time_text()},
                                  {"machine", machine_text()},
                                  {"ranks", concat(ranks)},
                                  {"threads", concat(at::get_num_threads())}});

@@ -27,8 +27,8 @@ namespace yolox {
 double parameter_count(const torch::nn::Module& model);
 
 // Returns config.json of a run: all settings, device, versions, git revision, machine, and the date of the
-// start. ranks: number of ranks.
-std::string config_json(const Flags& flags, torch::Device device, const std::string& started, int ranks);
+// start of this process. ranks: number of ranks.
+std::string config_json(const Flags& flags, torch::Device device, int ranks);
 
 // Returns a note for the log if training has waited for the data loader for more than half of the time, and
 // for more than half a minute in total, otherwise "". waited: seconds of waiting in the last `seconds`

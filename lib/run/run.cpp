@@ -2,6 +2,7 @@
 #include "run/run.hpp"
 
 #include <cstring>
+#include <fstream>
 #include <iomanip>
 
 #include "base/device.hpp"
@@ -12,7 +13,6 @@
 #include "data.hpp"
 #include "data/pictures.hpp"
 #include "images/font.hpp"
-#include "metrics/html.hpp"
 #include "run/crash.hpp"
 #include "run/report.hpp"
 #include "run/setup.hpp"
@@ -49,6 +49,15 @@ static void log_hardware(Ranks& ranks, torch::Device device, Log& log) {
                     "; the slowest rank decides the speed"));
 }
 
+// Returns the git revision of the program that wrote config.json last.
+static std::string revision_of(const std::string& run) {
+  std::ifstream file(run + "/config.json");
+  const std::string json{std::istreambuf_iterator<char>(file), {}}, key = "\"revision\":\"";
+  const size_t at = json.find(key);
+  if (at == std::string::npos) return git_revision();
+  return json.substr(at + key.size(), json.find('"', at + key.size()) - at - key.size());
+}
+
 Run::Run(const Config& config, const WeightsInfo& info, const SavedRun& saved, const Splits& data,
          Ranks& ranks, torch::Device device)
     : folder(open_run_folder(saved, config.out, config.model + "-" + data_name(config.data), ranks)),
@@ -59,18 +68,13 @@ Run::Run(const Config& config, const WeightsInfo& info, const SavedRun& saved, c
       ranks(ranks),
       device(device),
       resumed(bool(saved)),
-      started(date_text(std::time(nullptr))),
       notes(saved.notes) {
-  if (resumed) {
-    for (const auto& [name, value] : read_config_json(folder)) {
-      if (name == "started") started = value;
-      if (name == "revision" && value != git_revision())
-        note(concat("note: this program is of revision ", git_revision(), "; ", value,
-                    " wrote this run so far"));
-    }
-  }
+  const std::string revision = resumed ? revision_of(folder) : git_revision();
+  if (revision != git_revision())
+    note(concat("note: this program is of revision ", git_revision(), "; ", revision,
+                " wrote this run so far"));
   log.line(saved ? concat("resuming ", folder, " at step ", saved.step) : "run " + folder);
-  crash_context(folder, config_json(config, device, started, ranks.info.world),
+  crash_context(folder, config_json(config, device, ranks.info.world),
                 concat("crash", rank_suffix(ranks), ".txt"));
   log_hardware(ranks, device, log);
 }
@@ -119,7 +123,7 @@ void Run::start(Training& t, Plan& its_plan, bool with_dtr) {
   eval_parts = RetryInParts{1, plan.batch_per_rank()};
   const ImageSize base{int(info.height), int(info.width)};
   set_compute_threads(parameter_count(*t.model), base, device, ranks.info.world);
-  const std::string settings = config_json(config, device, started, ranks.info.world);
+  const std::string settings = config_json(config, device, ranks.info.world);
   crash_context(folder, settings, concat("crash", rank_suffix(ranks), ".txt"));
   if (ranks.first() && !replace_file(folder + "/config.json", settings))
     log.line(concat("warning: cannot write ", folder, "/config.json"));
@@ -270,10 +274,19 @@ Evaluation Run::evaluate(Training& t, BatchLoss* loss) {
   return e;
 }
 
-bool Run::end_of_epoch(Training& t, const Evaluation* e, bool stop_early) {
+void Run::save_evaluation(const Training& t, const Evaluation& e) {
+  if (!ranks.first()) return;
+  try {
+    const std::string heading = concat("After step ", t.iteration, ", the best evaluation of the run, on ",
+                                       e.images, " images of ", data.val.name);
+    write_evaluation(folder, heading, e, data.val);
+  } catch (const std::exception& error) {
+    log.line(concat("warning: report.html will lack this evaluation: ", error.what()));
+  }
+}
+
+bool Run::end_of_epoch(Training& t, bool stop_early) {
   complete = stop_early || t.iteration == plan.iters;
-  ranks.restart_timeout();
-  if (ranks.first() && e && report(folder, log, t.iteration, e, &data.val)) reported = t.iteration;
   ranks.restart_timeout();
   if (t.skipped) log.line(concat("  ", t.skipped, " steps skipped: their gradients overflowed"));
   progress->log_problems(data);
@@ -307,7 +320,11 @@ void Run::finish(Training& t) {
                                  : "";
     log.line(concat("done: ", folder, "/last.pth", best));
   }
-  if (ranks.first() && reported != t.iteration) report(folder, log);
+}
+
+void Run::write_report() {
+  // A machine that stops this process may soon be gone.
+  if (!profiling() && (stop == 0 || stop == SIGINT)) log.line(yolox::write_report(folder));
 }
 
 }  // namespace yolox

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The folder run/ has the code of a training run besides the training step itself: run folder, log, metrics,
-// checkpoints, recovery, report.html, crash.txt and profile. train.cpp uses the folder through class Run.
-// This file: class Run.
+// checkpoints, recovery, the files for report.html, crash.txt and profile. train.cpp uses the folder through
+// class Run. This file: class Run.
 #pragma once
 #include <torch/torch.h>
 
@@ -86,10 +86,11 @@ class Run {
   // runs out. The result is incomplete if a signal arrived.
   // loss: computes the validation loss.
   Evaluation evaluate(Training& t, BatchLoss* loss);
-  // Logs skipped steps and problems of the data, and writes report.html. e: the evaluation of this epoch, or
-  // null. stop_early: rank 0 ends training before the last step (--patience). Returns stop_early of rank 0 on
-  // all ranks.
-  bool end_of_epoch(Training& t, const Evaluation* e, bool stop_early);
+  // Writes the files of the best evaluation so far that report.html shows.
+  void save_evaluation(const Training& t, const Evaluation& e);
+  // Logs skipped steps and problems of the data. stop_early: rank 0 ends training before the last step
+  // (--patience). Returns stop_early of rank 0 on all ranks.
+  bool end_of_epoch(Training& t, bool stop_early);
   // Saves a checkpoint. If writing fails, for example on a full disk, it returns false, or throws if
   // `required`.
   bool save(Training& t, const std::string& name, bool required = false);
@@ -102,6 +103,8 @@ class Run {
 
   // Logs the result. After a signal, saves last.pth and logs how to resume.
   void finish(Training& t);
+  // Writes report.html, on rank 0. Call it after the ranks have closed, because it may take a minute.
+  void write_report();
 
   const Config& config;
   const Splits& data;
@@ -112,7 +115,6 @@ class Run {
   Ranks& ranks;
   const torch::Device device;
   const bool resumed;
-  std::string started;  // date of the first start of the run
   Plan plan{};
   Saver saver;
   std::vector<std::string> notes;
@@ -120,7 +122,6 @@ class Run {
   std::optional<Profile> profile;  // on rank 0, with --profile
   int64_t first = 0;               // first step of this process
   int64_t skipped = 0;             // steps in a row whose gradient was not finite
-  int64_t reported = -1;           // step of the latest report.html
   int stop = 0;                    // the signal that ends the run on all ranks; 0: none
   bool save_due = false;           // on all ranks: last.pth is due
   bool complete = false;           // the last step is done, or --patience has ended the run
