@@ -18,7 +18,6 @@
 #include "data/dataset.hpp"
 #include "data/multiscale.hpp"
 #include "ddp/launch.hpp"
-#include "ddp/rank_info.hpp"
 #include "models.hpp"
 #include "optim.hpp"
 

@@ -42,7 +42,6 @@
 #include "base/program.hpp"
 #include "base/torch_versions.hpp"
 #include "ddp/launch.hpp"
-#include "ddp/rank_info.hpp"
 #include "ddp/shared_memory.hpp"
 #include "ddp/watchdog.hpp"
 #include "layers/collectives.hpp"

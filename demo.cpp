@@ -17,7 +17,6 @@
 #include "data/pictures.hpp"
 #include "data/source.hpp"
 #include "evaluate.hpp"
-#include "images/font.hpp"
 #include "run/log.hpp"
 
 using namespace yolox;

@@ -136,6 +136,14 @@ void all_reduce(Losses& losses, Ranks& ranks) {
   losses.set_means(sums);
 }
 
+// Throws if there are terms per image and several micro-batches, which would weight them by their positives.
+inline void check_micro_batches(const Losses& losses, int64_t parts) {
+  const std::string term = losses.term_per_image();
+  check(term.empty() || parts == 1, "the loss term ", term,
+        " is per image (Losses::Per::kImage), and cannot be computed in ", parts,
+        " micro-batches; give --accum 1, and a smaller --bs or --size if memory runs out");
+}
+
 // Returns the loss of this rank if there are terms per image: then each rank weights them by its images, and
 // the other terms by its positives, so that the mean gradient of the ranks is that of the whole batch. ranks:
 // sum(tensor) all-reduces in place. share: images of this rank over their mean.

@@ -81,11 +81,8 @@ static Losses compute_gradients(Model model, const Input& input, int64_t parts, 
     Losses losses =
         yolox_loss(predictions, height, width, input.targets.slice(from, to), s.use_l1, s.class_weights);
     Tensor loss = losses.total;
-    const std::string term_per_image = losses.term_per_image();
-    check(term_per_image.empty() || parts == 1, "the loss term ", term_per_image,
-          " is per image (Losses::Per::kImage), and cannot be computed in ", parts,
-          " micro-batches; give --accum 1, and a smaller --bs or --size if memory runs out");
-    if (!term_per_image.empty() && s.ranks)
+    check_micro_batches(losses, parts);
+    if (s.ranks && !losses.term_per_image().empty())
       loss = loss_of_rank(losses, *s.ranks, double(n) / s.images_per_rank);
     else if (parts * ranks > 1)
       loss = losses.total * losses.weight() / expected_positives;

@@ -23,7 +23,6 @@
 
 #include "base/error.hpp"
 #include "layers/bn_silu.hpp"
-#include "layers/conv_silu.hpp"
 #include "layers/nms.hpp"
 
 namespace yolox {

@@ -15,7 +15,6 @@
 #include "base/program.hpp"
 #include "bench/random_input.hpp"
 #include "dtr/budget.hpp"
-#include "dtr/counting_allocator.hpp"
 #include "dtr/dtr.hpp"
 #include "median.hpp"
 #include "models.hpp"

@@ -24,11 +24,7 @@ from_pypi() {
     $venv -m pip install -q --disable-pip-version-check --retries 0 --timeout 10 "$1"
 }
 while read -r package module; do
-  found=
-  for python in "${PYTHON:-$venv}" $venv python3; do
-    if "$python" -c "import $module" >/dev/null 2>&1; then found=yes && break; fi
-  done
-  [ -n "$found" ] || install $package from_pypi $package ||
+  "${PYTHON:-$venv}" -c "import $module" >/dev/null 2>&1 || install $package from_pypi $package ||
     echo "there is no $package: tests that need it are skipped; type: $venv -m pip install $package"
 done <<END
 onnxruntime onnxruntime

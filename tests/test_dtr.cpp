@@ -2,7 +2,6 @@
 // DTR: training within a memory budget gives bit-identical results, keeps the budget and leaks no memory.
 #include <malloc.h>
 
-#include "dtr/counting_allocator.hpp"
 #include "layers/sync_bn.hpp"
 #include "models.hpp"
 #include "programs.hpp"

@@ -81,7 +81,7 @@ TEST_CASE(
   check_order(gradients, {"model(", "yolox_loss(", "before_backward(", "backward(", "all_reduce("});
   check_order(step, {"make_network_input(", "compute_gradients(", "scaler.unscale(", "gradient_norm(",
                      "clip_gradients(", "optimizer.step(", "ema_update(", "scaler.update()"});
-  check_order(loop, {"learning_rate(", "batches.next()", "train_step(", "read_metrics(", "end_of_epoch(",
+  check_order(loop, {"learning_rate(", "batches.next()", "train_step(", "run.end_step(", "end_of_epoch(",
                      "run.save_if_due("});
   for (const auto& text : {gradients, step}) {
     CHECK_FALSE(has(text, "[&]"));

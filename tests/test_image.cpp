@@ -536,7 +536,7 @@ TEST_CASE("image: a header with a huge size is an error and allocates no memory 
     CHECK(has(image_error([&] { decode_image(bytes, "large"); }), "large"));
   }
   photo = jpeg(image);  // a size within the limits, of which most is missing
-  photo.replace(photo.find("\xFF\xC0") + 5, 4, number(16000, 2, false) + number(16000, 2, false));
+  photo.replace(photo.find("\xFF\xC0") + 5, 4, number(30000, 2, false) + number(30000, 2, false));
   photo.resize(photo.size() - 2);
   CHECK_HAS(image_error([&] { decode_image(photo, "large.jpg"); }), "cut off");
   CHECK(peak_memory() - before < 300);
@@ -547,9 +547,9 @@ TEST_CASE("image: an image that does not fit in memory is an ImageError without 
   Dice dice(13);
   for (const Way way : {baseline, cmyk}) {  // decoded by libjpeg, and by OpenCV
     std::string bytes = jpeg(painted(dice, {64, 48}), way);
-    bytes.replace(bytes.find("\xFF\xC0") + 5, 4, number(16000, 2, false) + number(16000, 2, false));
+    bytes.replace(bytes.find("\xFF\xC0") + 5, 4, number(30000, 2, false) + number(30000, 2, false));
     const std::string error = in_child([&] {
-      const rlimit few{400 << 20, RLIM_INFINITY};  // the image takes 768 MB
+      const rlimit few{400 << 20, RLIM_INFINITY};  // the image takes 2.7 GB, more than was freed before
       setrlimit(RLIMIT_DATA, &few);
       return image_error([&] { decode_image(bytes, "large.jpg"); });
     });

@@ -2,7 +2,6 @@
 // Pictures: labels, boxes, text beyond ASCII, and the sheets of a run.
 #include "data/pictures.hpp"
 
-#include "images/font.hpp"
 #include "tensors.hpp"
 
 using namespace yolox;

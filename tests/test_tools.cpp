@@ -63,7 +63,7 @@ SHARED_PROGRAM_TEST("tools: with tiles.py, eval and demo find the small objects 
     return json_number(dir / "e.json", "AP");
   };
   succeed(dir, "eval", "--data tiles/val.json --save-dt found.json " + weights);
-  succeed(dir, "demo", "--source tiles/val --conf 0.01 --nms 0.65 --no-draw --json drawn.json " + weights);
+  succeed(dir, "demo", "--source tiles/val --conf 0.01 --nms 0.65 --json drawn.json " + weights);
   run_script(dir, "cv2", "tiles.py merge tiles/val.json found.json whole.json");
   run_script(dir, "cv2", "tiles.py merge tiles/val.json drawn.json of_demo.json");
   const double whole = ap("--data data " + weights), merged = ap("--gt data/all.json --dt whole.json");

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Parallel loops and worker threads on the CPU.
 #pragma once
+#include <sched.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <exception>
+#include <fstream>
 #include <mutex>
 #include <stop_token>
 #include <system_error>
@@ -17,12 +21,22 @@ namespace yolox {
 
 // Returns the number of CPU cores that this process may use: those of its affinity mask, and no more than the
 // CPU quota of its container (cgroup v2).
-int usable_cores();
+inline int usable_cores() {
+  cpu_set_t set;
+  const int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  double quota = 0, period = 0;
+  std::ifstream limit("/sys/fs/cgroup/cpu.max");  // "400000 100000", or "max 100000"
+  if (!(limit >> quota >> period) || period <= 0) return cores;
+  return std::clamp(int(std::ceil(quota / period)), 1, cores);
+}
 
 // Returns the number of threads for a data loader. workers: value of --workers; 0 means auto:
 // usable_cores() / loaders, at least 1. loaders: number of data loaders on this machine. gpu: leaves up to
 // two cores to the threads that launch the work of the GPU.
-int loader_threads(int workers, int loaders = 1, bool gpu = false);
+inline int loader_threads(int workers, int loaders = 1, bool gpu = false) {
+  const int share = usable_cores() / loaders, launching = gpu ? std::min(2, share / 4) : 0;
+  return workers > 0 ? workers : std::max(1, share - launching);
+}
 
 // Calls f(i) for every i from 0 to n - 1 on up to `max_threads` threads (0: one per core), and on fewer if
 // the system refuses to create them. Rethrows the first exception of f after all threads have ended.

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Drawings for users: boxes with labels, the images of a batch, and statistics of the annotations.
+// Drawings for users: boxes with labels, the images of a batch, and statistics of the annotations. Text is
+// drawn with a font of this machine if OpenCV has the module freetype, otherwise with that of OpenCV, which
+// has ASCII only.
 #pragma once
 #include <torch/torch.h>
 
@@ -61,5 +63,11 @@ Image draw_label_statistics(const Dataset& data);
 // Writes an image file. Returns false if the file cannot be written. Does not throw, because a missing
 // drawing must not end a run.
 bool save_image(const std::string& path, const Image& image);
+
+// Returns a note for the log if letters of `names` may be missing in pictures, or "".
+std::string font_note(const std::vector<std::string>& names);
+
+// Draws a line of UTF-8 text into a BGR image. place: top left corner. em: font size in pixels.
+void draw_text(cv::Mat& image, const std::string& text, cv::Point place, int em, const cv::Scalar& colour);
 
 }  // namespace yolox

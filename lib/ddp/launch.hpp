@@ -1,12 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launcher of `--gpus N` and `--procs N`: starts one process per rank on this machine and supervises them.
+// The ranks of a run: their launcher, and what a rank knows of itself and the others.
 //
-// The launcher sets the environment variables of torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-// MASTER_ADDR, MASTER_PORT. A rank under torchrun reads the same variables, a rank under `srun` those of
-// SLURM (rank_info.hpp). WORLD_SIZE=1 is ignored, because some clusters set it in every process.
+// `--gpus N` and `--procs N` start one process per rank on this machine and supervise them. The launcher sets
+// the environment variables of torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
+// MASTER_PORT. A rank under torchrun reads the same variables, a rank under `srun` those of SLURM.
+// WORLD_SIZE=1 is ignored, because some clusters set it in every process.
 #pragma once
+#include <sys/types.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.hpp"
 
 namespace yolox {
+
+// ---- launcher
 
 // Settings of the launcher.
 struct Launch {
@@ -26,5 +38,83 @@ int listen_on_free_port(int& port);
 // to the ranks. Resumes a failed run up to l.restarts times if a checkpoint was saved, and always if a rank
 // ended with kNeedsRestart.
 int launch(const Launch& l, int argc, char** argv);
+
+// ---- ranks
+
+// Rank, world size and rendezvous address.
+struct RankInfo {
+  int rank = 0, world = 1;              // world: world size
+  int local_rank = 0, local_world = 1;  // on this machine
+  std::string host;                     // rendezvous address: the machine of rank 0
+  int port = 0;                         // rendezvous port
+  bool agent_hosts_store = false;       // true: the agent of torchrun hosts the store; false: rank 0
+  int listening = -1;     // file descriptor of the socket that the launcher opened for rank 0; -1: none
+  bool launched = false;  // started by our launcher
+
+  // Returns true if torchrun or SLURM started the ranks.
+  bool started_by_others() const { return world > 1 && !launched; }
+};
+
+// Exit code of a rank that ended because another rank ended.
+constexpr int kLostRank = 75;
+// Exit code of a rank that ended with NeedsRestart, so that the launcher resumes the run.
+constexpr int kNeedsRestart = 76;
+
+// Returns the value of an environment variable; empty if the variable is not set.
+std::string environment_variable(const char* name);
+
+// Returns the first host of a SLURM node list: "gpu[003-007,12]-ib,login" -> "gpu003-ib".
+std::string first_slurm_host(const std::string& list);
+
+// Returns entry `index` of a SLURM list with repetitions: "2(x3),1", 3 -> "1". Returns the last entry if the
+// list is shorter.
+std::string slurm_entry(const std::string& list, int index);
+
+// Reads the environment variables of torchrun, SLURM or our launcher. Returns a world size of 1 if none are
+// set. Throws UsageError, with the name of the variable, if the values are invalid or inconsistent.
+RankInfo rank_info_from_environment();
+
+// Returns the address of this machine that other machines can connect to. The host name of a machine often
+// resolves to a loopback address (127.0.1.1), which other machines cannot reach. In this case, returns the
+// first IPv4 address of another network interface. same_machine: all ranks run on this machine.
+std::string own_address(const RankInfo& info, bool same_machine);
+
+// Error of a rank that ends because another rank ended.
+struct LostRank : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// A rank ran out of memory in a step, which has changed nothing yet. All ranks must repeat it in `accum`
+// micro-batches, and for this resume from a checkpoint.
+struct NeedsRestart : std::runtime_error {
+  NeedsRestart(int64_t accum, const std::string& what)
+      : std::runtime_error(concat(what, "; resume the run, which goes on from there with --accum ", accum)),
+        accum(accum) {}
+  int64_t accum;
+};
+
+// Returns true for errors that are caused by this rank although a collective threw them: CUDA errors and out
+// of memory.
+bool is_local_error(const std::exception& e);
+
+// Returns true for LostRank and for errors of torch about a broken connection to another rank.
+bool is_lost_rank_error(const std::exception& e);
+
+// Host, process and GPU of a rank.
+struct Peer {
+  std::string host;
+  pid_t process = 0;
+  std::string gpu;   // UUID; empty for the CPU
+  std::string pci;   // PCI address of the GPU; empty for the CPU
+  std::string boot;  // changes with each start of a machine, and so differs between machines of one name
+  std::string machine() const { return host + " " + boot; }
+  std::string text() const {
+    return concat(host, ", process ", process, gpu.empty() ? "" : ", " + gpu.substr(0, 12));
+  }
+};
+
+// Throws std::runtime_error if NCCL cannot connect the GPUs, because two ranks have the same GPU or two MIG
+// slices of one GPU. peers: of all ranks, by rank.
+void check_gpus(const std::vector<Peer>& peers);
 
 }  // namespace yolox

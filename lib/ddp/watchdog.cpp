@@ -10,7 +10,7 @@
 
 #include "base/error.hpp"
 #include "base/program.hpp"
-#include "ddp/rank_info.hpp"
+#include "ddp/launch.hpp"
 
 namespace yolox {
 

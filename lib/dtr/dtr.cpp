@@ -8,7 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/program.hpp"
-#include "dtr/counting_allocator.hpp"
+#include "dtr/budget.hpp"
 
 namespace yolox {
 

@@ -20,7 +20,7 @@
 
 #include "base/program.hpp"
 #include "base/text.hpp"
-#include "ddp/rank_info.hpp"
+#include "ddp/launch.hpp"
 
 namespace yolox {
 

@@ -12,7 +12,6 @@
 #include "checkpoint/pth.hpp"
 #include "data.hpp"
 #include "data/pictures.hpp"
-#include "images/font.hpp"
 #include "run/crash.hpp"
 #include "run/report.hpp"
 #include "run/setup.hpp"
