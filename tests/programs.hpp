@@ -62,11 +62,8 @@ inline void write_scenes(const std::string& folder, int64_t count, size_t classe
   const Dataset shapes = shapes_dataset(0, 0, count);
   CocoDataset coco = shapes.truth;
   coco.categories.resize(std::min(classes, coco.categories.size()));
-  const auto unknown = [&](const CocoAnnotation& a) {
-    return a.category_id > int64_t(coco.categories.size());
-  };
-  coco.annotations.erase(std::remove_if(coco.annotations.begin(), coco.annotations.end(), unknown),
-                         coco.annotations.end());
+  std::erase_if(coco.annotations,
+                [&](const auto& a) { return a.category_id > int64_t(coco.categories.size()); });
   fs::create_directories(folder + "/annotations");
   fs::create_directories(folder + "/train");
   for (int64_t i = 0; i < count; ++i)

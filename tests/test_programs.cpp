@@ -501,7 +501,7 @@ PROGRAM_TEST("programs: invalid input gives one line that names it, and the righ
     std::string named;
   };
   const std::vector<Row> rows = {
-      {"train", "--gpus 2 --procs 2", 2, "usage: ./train --data DIR --weights yolox-s --bs 16 --epochs 100"},
+      {"train", "--gpus 2 --procs 2", 2, "usage: ./train --data DIR --weights yolox-s --bs 16 --epochs 30"},
       {"train", train + "--bs 100000000", 1, "--bs"},
       {"train", train + "--data nowhere", 1, "nowhere"},
       {"train", train + "--data nothing", 1, "nothing"},
