@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 
+from includes import includes_of
+
 os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), '..'))
 files = subprocess.run(['git', 'ls-files'], capture_output=True, text=True, check=True).stdout.split()
 files = [f for f in files if os.path.exists(f)]  # not those that the next commit removes
@@ -27,11 +29,10 @@ def reached(start):
     """Our files that a source includes, directly or not."""
     seen, todo = set(), [start]
     while todo:
-        for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', text(todo.pop()), re.M):
-            for path in (name, 'lib/' + name):
-                if path in product and path not in seen:
-                    seen.add(path)
-                    todo.append(path)
+        for path in includes_of(todo.pop()):
+            if path in product and path not in seen:
+                seen.add(path)
+                todo.append(path)
     return seen
 
 

@@ -138,7 +138,7 @@ static const Gone gone_flags[] = {
     {"hard-negatives", "", "tools/report.py --hard-negatives FILE.json"},
     {"tile", "0", "tools/tiles.py cuts images into tiles, and merges the detections"},
     {"tiles", "0", "tools/tiles.py cuts images and labels into tiles"},
-    {"master", "none", several_machines},
+    {"master", "", several_machines},
     {"node", "0", several_machines},
     {"nodes", "1", several_machines},
     {"translate", "0.1", "edit AugmentConfig in augment.hpp"},

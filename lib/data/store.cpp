@@ -8,11 +8,9 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <mutex>
 #include <utility>
 
