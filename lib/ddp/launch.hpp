@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/timeout.hpp"
 
 namespace yolox {
 
@@ -55,8 +56,6 @@ struct RankInfo {
   bool started_by_others() const { return world > 1 && !launched; }
 };
 
-// Exit code of a rank that ended because another rank ended.
-constexpr int kLostRank = 75;
 // Exit code of a rank that ended with NeedsRestart, so that the launcher resumes the run.
 constexpr int kNeedsRestart = 76;
 
