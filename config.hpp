@@ -374,6 +374,7 @@ struct Plan {
   int64_t ranks = 1;                   // world size
   int64_t first_no_aug_iteration = 0;  // first iteration without mosaic and MixUp, with L1 loss
   int64_t eval_interval = 0;           // epochs; 0: no evaluation
+  int64_t patience = 0;                // --patience; 0: off
   Schedule schedule = {};              // learning rate
   EmaSchedule ema = {};                // EMA; a decay of 0: none
   double norm_momentum = 0.03;         // of the running statistics of batch norms
@@ -408,6 +409,7 @@ inline Plan plan_of(Config& c, int64_t images, int ranks, ImageSize base) {
   const double total = double(plan.per_epoch) * c.epochs, no_aug = c.no_aug_epochs * double(plan.per_epoch);
   plan.first_no_aug_iteration = std::max<int64_t>(0, std::llround(total - no_aug));
   plan.eval_interval = c.eval_interval;
+  plan.patience = c.patience;
   const bool flat = c.schedule == "flat-cosine";
   plan.schedule = {c.lr, total, c.warmup_epochs * double(plan.per_epoch), flat ? 0 : no_aug};
   plan.schedule.flat_until = flat ? total / 2 : 0;

@@ -105,12 +105,16 @@ class Ranks {
     sum(t);
     return values;
   }
-  // Returns the maximum over all ranks.
-  double max(double mine) {
-    std::vector<double> all(info.world);
-    all[info.rank] = mine;
-    return std::ranges::max(sum(std::move(all)));
+  // Returns the elementwise maximum over all ranks.
+  std::vector<double> max(std::vector<double> values) {
+    if (alone()) return values;
+    std::vector<Tensor> one{torch::from_blob(values.data(), {int64_t(values.size())}, torch::kDouble)};
+    c10d::AllreduceOptions options;
+    options.reduceOp = c10d::ReduceOp::MAX;
+    collective([&] { return processes->allreduce(one, options); });
+    return values;
   }
+  double max(double mine) { return max(std::vector<double>{mine})[0]; }
   // Barrier: returns after all ranks have called it.
   void barrier() { max(0); }
   // All-reduces floating-point tensors (mean) in place. Integer tensors do not change.
@@ -175,10 +179,11 @@ class Ranks {
   }
   std::string broadcast(const std::string& mine) { return gather_texts(mine)[0]; }
   bool broadcast_flag(bool mine) { return sum({double(first() && mine)})[0] > 0; }
-  // Overwrites a value that all ranks have computed from equal numbers by that of rank 0, because processors
-  // of different machines may round it differently. Does nothing if all ranks are on one machine.
-  void agree(const Tensor& value) {
+  // Returns the value of rank 0 for one that all ranks have computed from equal numbers, because processors
+  // of different machines may round it differently.
+  Tensor agreed(const Tensor& value) {
     if (!same_machine()) broadcast({value});
+    return value;
   }
   // Returns the collectives of SyncBN. On a GPU they have an NCCL communicator of their own, so that they do
   // not wait for the buckets of the Reducer. Valid as long as this object.

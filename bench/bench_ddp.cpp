@@ -16,7 +16,7 @@
 #include "run/log.hpp"
 
 #define YOLOX_WITHOUT_MAIN
-#include "train.cpp"  // compute_gradients()
+#include "train.cpp"  // forward_backward()
 
 using namespace yolox;
 
@@ -94,23 +94,20 @@ int main(int argc, char** argv) {
     to_channels_last(*model);
     to_channels_last(*ema);
     model->train();
-    Optimizer optimizer("sgd", parameter_groups(*model, 5e-4), false);
-    const GradScaler scaler(false, device);
+    Training t{model, ema, Optimizer("sgd", parameter_groups(*model, 5e-4), false),
+               GradScaler(false, device)};
+    Optimizer& optimizer = t.optimizer;
     const int64_t share = c.bs / rank_info.world;
-    const Input input = random_input(share, c.size, c.objects, device);
+    Input input = random_input(share, c.size, c.objects, device);
+    input.images_per_rank = double(share);
     GradientReducer reducer(ranks, model->parameters());
     const EmaTensors averaged = ema_tensors(*ema, *model);
-    StepSettings settings;
-    if (!ranks.alone()) {
-      settings.ranks = &ranks;
-      settings.images_per_rank = double(share);
-      settings.reducer = &reducer;
-    }
     if (!ranks.alone() && c.sync_bn) use_sync_bn(*model, ranks.sync_bn_collectives());
     std::vector<double> steps;
     for (int i = 0; i < c.steps + 2; ++i)
       steps.push_back(timed(ranks, device, [&] {
-        compute_gradients(model, input, 1, optimizer, scaler, settings);
+        const bool alone = ranks.alone();
+        forward_backward(t, input, 1, /*use_l1=*/false, alone ? nullptr : &ranks, alone ? nullptr : &reducer);
         const std::vector<Tensor> grads = gradients(optimizer.groups);
         clip_gradients(grads, gradient_norm(grads), 10);
         optimizer.step(1e-4);

@@ -22,7 +22,7 @@
 #include "run/step_memory.hpp"
 
 #define YOLOX_WITHOUT_MAIN
-#include "train.cpp"  // compute_gradients()
+#include "train.cpp"  // forward_backward()
 
 using namespace yolox;
 
@@ -164,14 +164,14 @@ int main(int argc, char** argv) {
     model->to(device);
     to_channels_last(*model);
     model->train();
-    Optimizer optimizer("sgd", parameter_groups(*model, 5e-4), false);
-    GradScaler scaler(false, device);
-    StepSettings settings{c.amp == "bf16" ? torch::kBFloat16 : torch::kFloat};
+    Training t{model, YOLOX(nullptr), Optimizer("sgd", parameter_groups(*model, 5e-4), false),
+               GradScaler(false, device)};
+    t.amp = c.amp == "bf16" ? torch::kBFloat16 : torch::kFloat;
     const Input input = random_input(c.bs, c.size, 20, device);
 
     // On a GPU the peak is measured in the steps with empty_cache() only.
     const auto step = [&](Dtr& dtr, bool measure_memory) {
-      optimizer.zero_grad();
+      t.optimizer.zero_grad();
       const bool gpu = device.is_cuda();
       if (!gpu) allocator.reset_peak();
       if (gpu && measure_memory) empty_cache(device);
@@ -180,13 +180,13 @@ int main(int argc, char** argv) {
       const double base = gpu ? allocated_bytes(device).now : double(allocator.live());
       const double start = seconds_now();
       const Losses losses =
-          dtr.run([&] { return compute_gradients(model, input, 1, optimizer, scaler, settings); });
+          dtr.run([&] { return forward_backward(t, input, 1, /*use_l1=*/false, nullptr, nullptr); });
       if (gpu) torch::cuda::synchronize();
       const double seconds = seconds_now() - start;
       const double peak = !gpu             ? double(allocator.peak())
                           : measure_memory ? allocated_bytes(device).peak
                                            : base;
-      return Outcome{seconds, peak - base, losses.total.item<double>(), gradients(optimizer.groups)};
+      return Outcome{seconds, peak - base, losses.total.item<double>(), gradients(t.optimizer.groups)};
     };
     Dtr off;
     step(off, true);
@@ -214,7 +214,7 @@ int main(int argc, char** argv) {
           k.error = e.what();
           k.error = k.error.substr(0, k.error.find(char(10)));
         }
-      optimizer.zero_grad();
+      t.optimizer.zero_grad();
       const double s = step(off, false).seconds;
       if (round >= 0) again.push_back(s / plain.seconds);
     }

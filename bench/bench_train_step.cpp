@@ -13,8 +13,7 @@
 #include "models.hpp"
 #include "run/log.hpp"
 
-#define YOLOX_WITHOUT_MAIN
-#include "train.cpp"  // train_step()
+#include "tests/train_step.hpp"
 
 using namespace yolox;
 
@@ -49,40 +48,27 @@ static void time_steps(const BenchConfig& c, const std::string& kind, torch::Dev
   YOLOX model = make_model(c.model, 80);
   move(model, device, torch::kFloat);
   to_channels_last(*model);
-  Training t = new_training(config, model, device);
-  StepSettings settings{dtype_of(c.amp)};
-  settings.clip = config.clip;
-  settings.averaged = ema_tensors(*t.ema, *model);
-  settings.cast_weights = cast_weights(*model, settings.amp);
-  Ranks one(RankInfo(), device, config.timeout);
+  Training t = new_training(config, model, {}, {}, device, /*casts_together=*/true);
   Log log("");
-  Dtr no_dtr;
-  StepGuard guard;
-  StepGraphs graphs(kind == "graph" || kind == "both", *model, device, one);
-  MicroBatches micro_batches(t, 1, c.bs, one, graphs, log);
+  const bool with_graphs = kind == "graph" || kind == "both";
+  test::TrainSteps steps(t, device, log, with_graphs, c.bs);
   const Batch batch = random_batch(c.bs, c.size, c.objects, device);
   const ImageSize size{c.size, c.size};
   if (device.is_cuda()) empty_cache(device);
   const double before = memory_peak(device);
   // Training does not wait for the GPU after a step, so five steps are timed together.
   const int together = device.is_cuda() && c.steps >= 5 ? 5 : 1, warm_up = c.steps ? 2 * together : 0;
-  std::optional<PendingMetrics> numbers;  // of the step before
   std::vector<double> times;
   double start = now();
   for (int i = 0; i < (c.steps ? c.steps + warm_up : 1); ++i) {
-    micro_batches.save_statistics();
-    const StepInput next{batch, 1e-4, ema_decay({}, t.ema_updates + 1)};
-    const Losses losses = graphs.run(next, size, false, [&](const StepInput& in) {
-      return train_step(t, in, size, settings, no_dtr, micro_batches, guard);
-    });
-    t.count_step(1e-4);
-    if (numbers) numbers->read();
-    numbers = losses;
+    steps.step(batch, size, /*use_l1=*/false, 1e-4);
+    if (steps.unread.due(0)) steps.unread.read();
     if ((i + 1) % together != 0) continue;
     if (device.is_cuda()) torch::cuda::synchronize();
     if (i >= warm_up || c.steps == 0) times.push_back((now() - start) / together);
     start = now();
   }
+  check(steps.graphs.is_on() == with_graphs, "the step cannot be recorded");
   std::cout << "{\"kind\": \"" << kind << "\", \"seconds\": [";
   for (size_t i = 0; i < times.size(); ++i) std::cout << (i ? ", " : "") << times[i];
   std::cout << "], \"peak_bytes\": " << memory_peak(device) << ", \"before_bytes\": " << before << "}"

@@ -64,33 +64,17 @@ inline SyncBnCollectives two_equal_ranks() {
           }};
 }
 
-// Calls after_forward() with the first output of the backbone that it contains.
-struct ObservedBackbone : Backbone {
-  explicit ObservedBackbone(std::shared_ptr<Backbone> inner) : inner(std::move(inner)) {}
-  std::vector<Tensor> forward(const Tensor& images) override {
-    auto out = inner->forward(images);
-    if (after_forward) after_forward(out[0]);
-    return out;
-  }
-  const std::shared_ptr<Backbone> inner;
-  std::function<void(const Tensor&)> after_forward;
-};
-
 // The steps of train.cpp on one device.
 struct Trainer {
   TempDir folder;
   Log log{folder / "log.txt", /*quiet=*/true};
   Config config;
   torch::Device device;
-  Ranks ranks{RankInfo(), device, 60};
   YOLOX model{nullptr};
   std::shared_ptr<ObservedBackbone> observed;  // of the model
   std::optional<Training> training;
-  StepSettings step;
-  StepGuard step_guard;
-  Dtr dtr;  // off
-  std::unique_ptr<StepGraphs> graphs;
-  std::optional<MicroBatches> micro_batches;
+  std::optional<TrainSteps> steps;
+  bool use_l1 = false;
 
   Trainer(const std::string& name, torch::Device device, const std::string& amp,
           const std::string& optimizer = "sgd")
@@ -103,39 +87,22 @@ struct Trainer {
     model = make_model(name, 80);
     move(model, device, amp == "fp64" ? torch::kDouble : torch::kFloat);
     to_channels_last(*model);
-    training.emplace(new_training(config, model, device));
-    step.amp = dtype_of(amp);
-    step.type = model->parameters()[0].scalar_type();
-    step.clip = 10;
-    step.averaged = ema_tensors(*training->ema, *model);
-    step.cast_weights = cast_weights(*model, step.amp);
+    training.emplace(new_training(config, model, {}, {}, device, /*casts_together=*/true));
     observed = std::make_shared<ObservedBackbone>(model->backbone);
     model->backbone = observed;
     use_graphs(false);
   }
-  // failed: see StepGraphs.
-  void use_graphs(bool on, const std::function<void(const std::string&)>& failed = {}) {
-    micro_batches.reset();
-    graphs = std::make_unique<StepGraphs>(on, *model, device, ranks, failed);
-    micro_batches.emplace(*training, 1, /*share=*/int64_t{1} << 20, ranks, *graphs, log);
-  }
+  void use_graphs(bool on) { steps.emplace(*training, device, log, on); }
 
   // Returns the numbers of a step. side: of the network input; 0: that of the images.
   StepMetrics operator()(const Batch& batch, double lr, int side = 0) {
-    return start(batch, lr, side).read();
+    start(batch, lr, side);
+    return steps->unread.read().back().numbers;
   }
-
   // Launches the kernels of a step.
-  PendingMetrics start(const Batch& batch, double lr, int side = 0) {
-    Training& t = *training;
+  void start(const Batch& batch, double lr, int side = 0) {
     if (side == 0) side = int(batch.images.size(1));
-    micro_batches->save_statistics();
-    const StepInput next{batch, lr, ema_decay({}, t.ema_updates + 1)};
-    const Losses losses = graphs->run(next, {side, side}, step.use_l1, [&](const StepInput& in) {
-      return train_step(t, in, {side, side}, step, dtr, *micro_batches, step_guard);
-    });
-    t.count_step(lr);
-    return losses;
+    steps->step(batch, {side, side}, use_l1, lr);
   }
 };
 

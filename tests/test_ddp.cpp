@@ -231,7 +231,10 @@ RANK_CASE("rank: one rank decodes for --cache, the others read its memory or fil
   Ranks ranks(p, device_of(p), 60);
   const TempDir dir;
   const Env folder("YOLOX_CACHE_DIR", ranks.broadcast(dir.path.string()).c_str());
+  Config config;
+  Log log("", /*quiet=*/true);
   for (const std::string where : {"ram", "disk"}) {
+    config.cache = where;
     std::atomic<int> decoded{0};
     Dataset data;
     data.records.assign(5, {"", 1, 8, 8, {}});
@@ -239,7 +242,7 @@ RANK_CASE("rank: one rank decodes for --cache, the others read its memory or fil
       ++decoded;
       return ImageRegion{Image({8, 8}, uchar(i))};
     };
-    cache_images(data, where, {64, 64}, 1, ranks, {});
+    cache_images(data, config, {64, 64}, ranks, log);
     CHECK(decoded == (p.rank == 0 ? 5 : 0));
     for (int i = 0; i < 5; ++i) CHECK(read_image(data, i)(0, 0) == cv::Vec3b::all(uchar(i)));
     ranks.barrier();  // rank 0 frees the memory and the folder

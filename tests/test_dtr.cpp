@@ -56,11 +56,9 @@ bool same_bits(const Step& a, const Step& b) {
 // A small YOLOX and a batch for it.
 struct Net {
   YOLOX model = make_model("yolox-nano", 3);
-  Optimizer optimizer{"sgd", {}, false};
-  GradScaler scaler{false, torch::kCPU};
+  std::optional<Training> training;
   Tensor images;
   Targets targets;
-  StepSettings settings{torch::kFloat, /*use_l1=*/true};
 
   explicit Net(bool in_order = true, at::ScalarType type = torch::kFloat, int64_t size = 96,
                torch::Device device = torch::kCPU) {
@@ -70,7 +68,8 @@ struct Net {
     move(model, device, type);
     if (in_order) to_channels_last(*model);
     model->train();
-    optimizer = Optimizer("sgd", parameter_groups(*model, 0), false);
+    training.emplace(Training{model, YOLOX(nullptr), Optimizer("sgd", parameter_groups(*model, 0), false),
+                              GradScaler(false, torch::kCPU)});
     set_size(size, type);
   }
   void set_size(int64_t size, at::ScalarType type = torch::kFloat) {
@@ -85,21 +84,21 @@ struct Net {
   }
   // Computes one step. Always starts from the same weights and statistics.
   Step step(Dtr& dtr) {
-    optimizer.zero_grad();
+    training->optimizer.zero_grad();
     SavedStatistics buffers(*model);
     const AtEnd restored([&] { buffers.restore(); });
     auto& allocator = CountingAllocator::get();
     allocator.reset_peak();
     const double before = double(live());
     const Losses l = dtr.run([&] {
-      return compute_gradients(model, {images, targets}, 1, optimizer, scaler, settings);
+      return forward_backward(*training, {images, targets}, 1, /*use_l1=*/true, nullptr, nullptr);
     });
     Step s;
     s.bytes = double(allocator.peak()) - before;
-    for (const Tensor& g : gradients(optimizer.groups)) s.gradients.push_back(g.clone());
+    for (const Tensor& g : gradients(training->optimizer.groups)) s.gradients.push_back(g.clone());
     for (const Tensor& b : model->buffers()) s.statistics.push_back(b.clone());
     s.losses = {l.total, l["iou"], l["obj"], l["cls"], l["l1"], l["positives"]};
-    optimizer.zero_grad();
+    training->optimizer.zero_grad();
     return s;
   }
   // Computes a step without DTR, after one that allocates buffers that later steps reuse.
@@ -173,18 +172,18 @@ TEST_CASE(
   Net frozen;
   freeze(*frozen.model, {"backbone"});
   set_training_mode(*frozen.model);
-  frozen.optimizer = Optimizer("sgd", parameter_groups(*frozen.model, 0), false);
+  frozen.training->optimizer = Optimizer("sgd", parameter_groups(*frozen.model, 0), false);
   check_budgets(frozen, {0.6});
 }
 TEST_CASE("dtr: equal to a plain step under autocast to bfloat16, and to float16 with a scaled loss") {
   Net net;
-  net.settings.amp = torch::kBFloat16;
+  net.training->amp = torch::kBFloat16;
   // On a processor without instructions for bfloat16, a convolution of torch copies its input (im2col). That
   // of the stem, with the weights and gradients of all layers, needs 0.72 of the memory of the step at once.
   check_budgets(net, {0.85, 0.75});
   Net half;
-  half.settings.amp = torch::kHalf;
-  half.scaler = GradScaler(true, torch::kCPU);
+  half.training->amp = torch::kHalf;
+  half.training->scaler = GradScaler(true, torch::kCPU);
   check_budgets(half, {0.6});
 }
 // As on a GPU: the size of an allocation is not known in advance, so DTR reserves room for one operation.
@@ -529,7 +528,7 @@ TEST_CASE("dtr: after memory runs out in the middle of backward, nothing is left
     hook.remove_hook(handle);
   }
   free_failed_backward(torch::kCPU);
-  net.optimizer.zero_grad();
+  net.training->optimizer.zero_grad();
   CHECK(dtr_detail::alive == 0);
   CHECK(live() == before);
   CHECK(same_bits(net.step(dtr), plain));

@@ -15,16 +15,16 @@ namespace {
 struct TestRun {
   TempDir dir;
   Log log{dir / "log.txt"};
-  std::optional<RunProgress> progress;
+  std::optional<Progress> progress;
 
-  explicit TestRun(int64_t first = 0) { progress.emplace(dir.path.string(), log, first); }
+  explicit TestRun(int64_t first = 0) { progress.emplace(dir.path.string(), log, torch::kCPU, first); }
   void step(int64_t i, double total, double norm = 1, const Plan& plan = {1000, 4, 2, 8}) {
     StepMetrics n{total, {}};
     for (const char* term : {"iou", "obj", "cls", "l1"}) n.values.push_back({term, Losses::Kind::kTerm, 0});
     n.values.push_back({"positives", Losses::Kind::kCount, 6});
     n.values.push_back({"objects", Losses::Kind::kCount, 2});
     n.values.push_back({"grad_norm", Losses::Kind::kLogged, norm});
-    quietly([&] { progress->step(i, n, 0.5, plan, torch::kCPU); });
+    quietly([&] { progress->log_steps({{i, {}, n}}, plan); });
   }
   std::vector<std::vector<double>> rows() const { return metric_rows(dir / "metrics.csv"); }
   std::string log_text() const { return contents(dir / "log.txt"); }
@@ -83,13 +83,13 @@ TEST_CASE("progress: speed and waiting time are those of the steps only; the rem
   CHECK(newest(0)[kSpeed] > fast);
   CHECK(newest(1)[kWaiting] == 0);
   usleep(kLongWait);
-  test_run.progress->add_wait(1e-6 * kLongWait);
+  test_run.progress->start_step(3, {}, 1e-6 * kLongWait);
   auto row = newest(2);
   CHECK(row[kSpeed] < fast);
   CHECK(row[kWaiting] > 0.5);
   CHECK(row[kWaiting] <= 1);
   usleep(kLongWait);
-  test_run.progress->add_wait(1);
+  test_run.progress->start_step(4, {}, 1);
   test_run.progress->restart_clock();  // after an evaluation
   row = newest(7);
   CHECK(row[kSpeed] > fast);
@@ -113,9 +113,9 @@ TEST_CASE(
     CHECK(test_run.rows().back()[kIteration] == 8);
     CHECK(test_run.rows().back()[kAP] == 0.25);
     // A resumed run keeps the evaluation at its first step, unless it evaluates again.
-    test_run.progress.emplace(test_run.dir.path.string(), test_run.log, 8, 0, false, evaluates);
+    test_run.progress.emplace(test_run.dir.path.string(), test_run.log, torch::kCPU, 8, 0, false, evaluates);
     CHECK(test_run.rows().size() == size_t(2 - evaluates));
-    test_run.progress.emplace(test_run.dir.path.string(), test_run.log, 6);
+    test_run.progress.emplace(test_run.dir.path.string(), test_run.log, torch::kCPU, 6);
     REQUIRE(test_run.rows().size() == 1);  // rows of steps that are repeated are removed
     CHECK(test_run.rows()[0][kIteration] == 5);
   }
@@ -169,7 +169,7 @@ TEST_CASE("progress: control characters of class names do not reach the log") {
 TEST_CASE("progress: with DTR, its peak and its share of the time are logged, the rest is in metrics.csv") {
   TempDir dir;
   Log log{dir / "log.txt"};
-  RunProgress progress(dir.path.string(), log, 0, 0, /*dtr=*/true);
+  Progress progress(dir.path.string(), log, torch::kCPU, 0, 0, /*dtr=*/true);
   const StepMetrics n{3,
                       {{"iou", Losses::Kind::kTerm, 1},
                        {"l1", Losses::Kind::kTerm, 7.77},
@@ -186,8 +186,8 @@ TEST_CASE("progress: with DTR, its peak and its share of the time are logged, th
       b{.peak = 1e9, .evictions = 30, .rematerialisations = 40, .cost = 5, .remat_cost = 1};
   const Plan plan{1000, 3, 1, 3};
   quietly([&] {
-    for (int64_t i = 0; i < 3; ++i)
-      progress.step(i, n, 0.5, plan, torch::kCPU, i == 0 ? DtrStep{} : i == 1 ? a : b);
+    progress.log_steps({{0, {}, n}}, plan);
+    progress.log_steps({{1, a, n}, {2, b, n}}, plan);
   });
   const std::string log_text = contents(dir / "log.txt");
   for (const char* part : {" dtr ", " peak ", " 20% ", " 2.0G "})

@@ -404,8 +404,10 @@ TEST_CASE("saving: a failed step is saved with its batch, settings, losses and w
   StepMetrics n{1, {}};
   for (const char* name : {"iou", "obj", "cls", "l1", "grad_norm"})
     n.values.push_back({name, Losses::Kind::kTerm, 2.0 + double(n.values.size())});
-  const StepRecord step{41, batch, 0.5, {128, 192}, true, {}, n};
-  CHECK(has(save_failed_step(dir.path.string(), t, step), "are in "));
+  Plan plan{};
+  plan.schedule = {0.5, 100, 0, 0, 0, 1};
+  plan.sizes = {{128, 192}};
+  CHECK(has(save_failed_step(dir.path.string(), t, plan, {41, {}, n}, batch), "are in "));
   const auto file = read_pth(dir / "nonfinite.pth").toGenericDict();
   CHECK(file.at("iteration").toInt() == 41);
   CHECK(file.at("lr").toDouble() == 0.5);
@@ -422,7 +424,7 @@ TEST_CASE("saving: a failed step is saved with its batch, settings, losses and w
   for (const char* name : {"total", "iou", "obj", "cls", "l1", "grad_norm"})
     CHECK(losses.at(name).toDouble() == want++);
   // If the file cannot be written, the message says so.
-  CHECK(has(save_failed_step(dir / "gone", t, step), "could not be saved"));
+  CHECK(has(save_failed_step(dir / "gone", t, plan, {41, {}, n}, batch), "could not be saved"));
 }
 
 TEST_CASE("checkpoints: weights of another model are not resumed from; the message suggests --model") {

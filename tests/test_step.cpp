@@ -13,39 +13,50 @@
 #include "train_step.hpp"
 
 using namespace yolox;
+using test::numbers_of;
+using test::ObservedBackbone;
+using test::TrainSteps;
 
 namespace {
 
+Training training_of(const YOLOX& model) {
+  return {model, YOLOX(nullptr), Optimizer("sgd", parameter_groups(*model, 0), false),
+          GradScaler(false, torch::kCPU)};
+}
+
 struct Small {
   YOLOX model = make_model("yolox-nano", 3);
-  Optimizer optimizer{"sgd", {}, false};
-  GradScaler scaler{false, torch::kCPU};
+  std::optional<Training> training;
+  std::shared_ptr<ObservedBackbone> observed;  // of the model
   Tensor images;
   Targets targets;
   Small() {
     torch::manual_seed(3);
     model = make_model("yolox-nano", 3);
     to_channels_last(*model);
-    optimizer = Optimizer("sgd", parameter_groups(*model, 0), false);
+    training.emplace(training_of(model));
+    observed = std::make_shared<ObservedBackbone>(model->backbone);
+    model->backbone = observed;
     images = torch::randint(0, 256, {5, 3, 64, 64}).to(torch::kFloat);
     targets = {torch::tensor({20.f, 30.f, 16.f, 24.f}).repeat({5, 2, 1}),
                torch::zeros({5, 2}, torch::kLong),
                {2, 1, 0, 2, 1}};
   }
   Losses gradients_in(int64_t parts) {
-    return compute_gradients(model, {images, targets}, parts, optimizer, scaler, {torch::kFloat, true});
+    return forward_backward(*training, {images, targets}, parts, /*use_l1=*/true, nullptr, nullptr);
   }
-  std::vector<Tensor> grads() const { return gradients(optimizer.groups); }
+  std::vector<Tensor> grads() const { return gradients(training->optimizer.groups); }
   // Returns the memory of a trial step. after: called after the gradients.
   double memory(
       int64_t count, int64_t accum, ImageSize largest, const std::function<void()>& after = [] {}) {
-    Training t{model, YOLOX(nullptr), Optimizer("sgd", parameter_groups(*model, 0), false), scaler};
     Dtr off;
-    const auto compute = [&](const Input& input, int64_t parts) {
-      compute_gradients(model, input, parts, optimizer, scaler, {});
+    const auto compute = [&](Training& t, const Input& input, int64_t parts, bool use_l1, Ranks* ranks,
+                             GradientReducer* reducer) {
+      Losses losses = forward_backward(t, input, parts, use_l1, ranks, reducer);
       after();
+      return losses;
     };
-    return TrialStep{t, compute, {64, 64}, largest, torch::kCPU, off}(count, accum);
+    return TrialStep{*training, compute, {64, 64}, largest, torch::kCPU, off}(count, accum);
   }
 };
 
@@ -93,19 +104,20 @@ TEST_CASE("amp: convolution weights that are cast together give the gradients of
   YOLOX model = make_model("yolox-tiny", 3);  // 20 MB, so that its weights are cast in several groups
   REQUIRE(freeze(*model, {"backbone.backbone.stem"}).empty());
   set_training_mode(*model);
-  Optimizer optimizer("sgd", parameter_groups(*model, 0), false);
-  const auto weight = model->backbone->as<YOLOPAFPN>()->lateral_conv0->conv->weight;
+  Training t = training_of(model);
+  const auto conv = model->backbone->as<YOLOPAFPN>()->lateral_conv0->conv;
+  const auto weight = conv->weight;
+  const auto observed = std::make_shared<ObservedBackbone>(model->backbone);
+  model->backbone = observed;
   const auto grads = [&](at::ScalarType amp, bool cast, int64_t parts) {
-    StepSettings settings{amp};
-    if (cast) settings.cast_weights = cast_weights(*model, amp);
-    const auto forward = [&](const Tensor& x) {
-      const auto type = model->backbone->as<YOLOPAFPN>()->lateral_conv0->conv->weight.scalar_type();
-      CHECK((type == (cast ? amp : torch::kFloat)));
-      return model(x);
+    t.amp = amp;
+    t.cast_weights = cast ? cast_weights(*model, amp) : nullptr;
+    observed->after_forward = [&](const Tensor&) {
+      CHECK((conv->weight.scalar_type() == (cast ? amp : torch::kFloat)));
     };
-    compute_gradients(forward, {s.images, s.targets}, parts, optimizer, s.scaler, settings);
-    CHECK(model->backbone->as<YOLOPAFPN>()->lateral_conv0->conv->weight.is_same(weight));
-    return gradients(optimizer.groups);
+    forward_backward(t, {s.images, s.targets}, parts, false, nullptr, nullptr);
+    CHECK(conv->weight.is_same(weight));
+    return gradients(t.optimizer.groups);
   };
   // float16 takes minutes on a processor without instructions for it, so that it is tried in one part only.
   for (const auto& [amp, parts] :
@@ -117,24 +129,21 @@ TEST_CASE("amp: convolution weights that are cast together give the gradients of
       CHECK(torch::equal(got[i], expected[i]));
     }
   }
-  StepSettings settings{torch::kBFloat16};
-  settings.cast_weights = cast_weights(*model, torch::kBFloat16);
-  const auto fails = [](const Tensor&) -> Predictions { throw std::runtime_error("out of memory"); };
-  CHECK_THROWS(compute_gradients(fails, {s.images, s.targets}, 1, optimizer, s.scaler, settings));
-  CHECK(model->backbone->as<YOLOPAFPN>()->lateral_conv0->conv->weight.is_same(weight));
+  observed->after_forward = [](const Tensor&) { throw std::runtime_error("out of memory"); };
+  CHECK_THROWS(forward_backward(t, {s.images, s.targets}, 1, false, nullptr, nullptr));
+  CHECK(conv->weight.is_same(weight));
 }
 
 TEST_CASE("amp: gradients of the last layers are cast before those of the first layers are computed") {
   Small s;
   YOLOX model = make_model("yolox-tiny", 3);
-  Optimizer optimizer("sgd", parameter_groups(*model, 0), false);
-  StepSettings settings{torch::kBFloat16};
-  settings.cast_weights = cast_weights(*model, settings.amp);
+  Training t = training_of(model);
+  t.amp = torch::kBFloat16;
+  t.cast_weights = cast_weights(*model, t.amp);
   std::vector<std::string> order;
   for (const auto& p : model->named_parameters())
     p.value().register_hook([&order, name = p.key()](const Tensor&) { order.push_back(name); });
-  const auto forward = [&](const Tensor& x) { return model(x); };
-  compute_gradients(forward, {s.images, s.targets}, 1, optimizer, s.scaler, settings);
+  forward_backward(t, {s.images, s.targets}, 1, false, nullptr, nullptr);
   REQUIRE(order.size() == model->parameters().size());
   const auto place = [&](const std::string& name) { return std::ranges::find(order, name) - order.begin(); };
   CHECK(place("head.obj_preds.0.weight") < place("backbone.backbone.stem.conv.bn.weight"));
@@ -179,13 +188,13 @@ TEST_CASE(
   CHECK(l.sum_of(Losses::Per::kImage).item<double>() == 16);
   CHECK(l.term_per_image() == "distance");
   l = join({l, losses(0, 1, 3)});  // 3 of 4 positives, 1 of 4 images
-  CHECK(to_string(PendingMetrics(l).read()) == "mean 6, iou 6, distance 4, area 2, positives 4");
+  CHECK(to_string(numbers_of(l)) == "mean 6, iou 6, distance 4, area 2, positives 4");
   CHECK(l.total.item<double>() == 10);
   struct OneMoreRank {  // with 4 positives in 12 images
     void sum(Tensor& t) { t.add_(torch::tensor({8.0, 4.0, 0.0, 0.0, 4.0, 12.0}, torch::kDouble)); }
   } ranks;
   all_reduce(l, ranks);
-  const StepMetrics n = PendingMetrics(l).read();
+  const StepMetrics n = numbers_of(l);
   using Pairs = std::vector<std::pair<std::string, double>>;
   CHECK(n.all(Losses::Kind::kTerm) == Pairs{{"iou", 3.5}, {"distance", 1}});
   CHECK(n.all(Losses::Kind::kLogged) == Pairs{{"mean", 4}, {"area", 0.5}});
@@ -228,27 +237,17 @@ TEST_CASE("step: after out of memory the step is repeated in parts; statistics a
     for (const auto& m : of->model->named_modules())
       if (m.key() == "backbone.backbone.stem.conv.bn") m.value()->train();
   }
-  SavedStatistics statistics(*s.model);
-  statistics.save();
   int attempts = 0;
-  const auto forward = [&](const Tensor& x) {
-    Predictions p = s.model(x);
+  s.observed->after_forward = [&](const Tensor& x) {
     ++attempts;
     if (x.size(0) > 3) throw c10::OutOfMemoryError(c10::SourceLocation{"", "", 0}, "CUDA out of memory");
-    return p;
   };
-  RetryInParts in_parts{1, 5};
-  Losses losses;
-  for (int64_t parts = in_parts.parts; attempts < 3;) try {
-      losses = compute_gradients(forward, {s.images, s.targets}, parts, s.optimizer, s.scaler,
-                                 {torch::kFloat, true});
-      in_parts.succeeded(parts);
-    } catch (const std::exception& e) {
-      parts = in_parts.more_parts(e, parts);
-      statistics.restore();
-    }
+  Log log("", /*quiet=*/true);
+  TrainSteps steps(*s.training, torch::kCPU, log, false, 5);
+  const Batch batch{s.images.to(torch::kByte).permute({0, 2, 3, 1}), s.targets, {}, {}};
+  const Losses losses = fit_forward_backward(*s.training, {batch, {64, 64}, true, 0, 0}, steps.micro_batches,
+                                             steps.dtr, nullptr, steps.reducer);
   CHECK(attempts == 3);
-  CHECK(in_parts.retries == 1);
   plain.gradients_in(2);
   for (size_t i = 0; i < s.grads().size(); ++i) CHECK(torch::equal(s.grads()[i], plain.grads()[i]));
   const auto a = s.model->named_buffers(), b = plain.model->named_buffers();
@@ -262,29 +261,23 @@ TEST_CASE("step: a failed backward keeps no activations of its step in memory") 
   // The deepest level is computed first in backward(), while tasks of the other levels are queued.
   s.model->named_parameters()["head.stems.2.conv.weight"].register_hook(
       [](const Tensor&) -> Tensor { throw std::bad_alloc(); });
-  const auto compute = [&](const Input& input, int64_t parts) {
-    const auto forward = [&](const Tensor& x) {
-      const Tensor leaf = x.clone().requires_grad_();  // kept alive by the graph
-      images = c10::weak_intrusive_ptr<c10::TensorImpl>(leaf.getIntrusivePtr());
-      return s.model(leaf);
-    };
-    compute_gradients(forward, input, parts, s.optimizer, s.scaler, {torch::kFloat, true});
+  s.observed->before = [&](const Tensor& x) {
+    const Tensor leaf = x.clone().requires_grad_();  // kept alive by the graph
+    images = c10::weak_intrusive_ptr<c10::TensorImpl>(leaf.getIntrusivePtr());
+    return leaf;
   };
-  Training t{s.model, YOLOX(nullptr), Optimizer("sgd", parameter_groups(*s.model, 0), false), s.scaler};
-  Dtr off;
-  CHECK(std::isinf(TrialStep{t, compute, {64, 64}, {64, 64}, torch::kCPU, off}(2, 1)));
+  CHECK(std::isinf(s.memory(2, 1, {64, 64})));
   CHECK(images.expired());
 
-  Ranks one(RankInfo(), torch::kCPU, 60);
-  StepGraphs graphs(false, *s.model, torch::kCPU, one);
   Log log("", /*quiet=*/true);
-  MicroBatches micro_batches(t, 1, 5, one, graphs, log);
+  TrainSteps steps(*s.training, torch::kCPU, log, false, 5);
+  steps.micro_batches.begin();
   try {
-    compute({s.images, s.targets}, 1);
+    s.gradients_in(1);
     FAIL("the hook has thrown nothing");
   } catch (const std::exception& e) {
     CHECK_FALSE(images.expired());
-    CHECK(micro_batches.retry(e, 1, {64, 64}) == 2);
+    CHECK(steps.micro_batches.retry(e, 1, {64, 64}) == 2);
     CHECK(images.expired());
   }
 }
@@ -329,18 +322,15 @@ TEST_CASE("step: the loss is scaled for fp16, and the network runs under autocas
   s.gradients_in(1);
   std::vector<Tensor> want;
   for (const Tensor& g : s.grads()) want.push_back(g * 8);
-  GradScaler scaler(true, torch::kCPU);
-  scaler.scale.fill_(8);
+  s.training->scaler = GradScaler(true, torch::kCPU);
+  s.training->scaler.scale.fill_(8);
   bool autocast = true;
-  const auto forward = [&](const Tensor& x) {
-    autocast = at::autocast::is_autocast_enabled(at::kCPU);
-    return s.model(x);
-  };
-  compute_gradients(forward, {s.images, s.targets}, 1, s.optimizer, scaler, {torch::kFloat, true});
+  s.observed->after_forward = [&](const Tensor&) { autocast = at::autocast::is_autocast_enabled(at::kCPU); };
+  s.gradients_in(1);
   CHECK_FALSE(autocast);
   CHECK(largest_difference(want, s.grads()) < 1e-5);
-  const Losses l =
-      compute_gradients(forward, {s.images, s.targets}, 1, s.optimizer, scaler, {torch::kBFloat16, true});
+  s.training->amp = torch::kBFloat16;
+  const Losses l = s.gradients_in(1);
   CHECK(autocast);
   CHECK_FALSE(l.total.requires_grad());  // the losses are detached
 }

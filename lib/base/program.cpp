@@ -41,6 +41,7 @@ void catch_signals(bool launcher) {
 }
 
 void report_signals() {
+  for (const int signal : {SIGHUP, SIGPIPE}) std::signal(signal, SIG_IGN);
   for (const int signal : {SIGTERM, SIGUSR1, SIGINT})
     std::signal(signal, [](int signal) {
       for (const char* part : {"stopped by SIG", sigabbrev_np(signal), " before the first step\n"})

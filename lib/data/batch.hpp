@@ -45,11 +45,13 @@ struct Item {
 struct Dataset;
 
 struct Batch {
-  Tensor images;                  // [B, H, W, 3] uint8, BGR; in pinned memory if the loader has `pinned`
-  Targets targets;                // in pixels of the images
-  std::vector<int64_t> indices;   // [B] Item::index
-  std::vector<Scale> scales;      // [B] Item::scale
-  const Dataset* data = nullptr;  // of `indices`, in a batch for training
+  Tensor images;                 // [B, H, W, 3] uint8, BGR; in pinned memory if the loader has `pinned`
+  Targets targets;               // in pixels of the images
+  std::vector<int64_t> indices;  // [B] Item::index
+  std::vector<Scale> scales;     // [B] Item::scale
+  // In a batch for training: the data set of `indices`, and the mean number of images of the ranks.
+  const Dataset* data = nullptr;
+  double images_per_rank = 0;
 };
 
 // Converts the boxes of each image to the form that the loss uses, padded to the largest count. Boxes of the

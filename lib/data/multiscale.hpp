@@ -57,14 +57,15 @@ inline void resize_batch(Tensor& images, Targets& targets, ImageSize size) {
 
 // Network input of one batch.
 struct Input {
-  Tensor images;    // [B, 3, H, W] float
-  Targets targets;  // in pixels of `images`
+  Tensor images;               // [B, 3, H, W] float
+  Targets targets;             // in pixels of `images`
+  double images_per_rank = 0;  // see Batch
 };
 // Returns the network input of a batch, resized to `size`. legacy: pixel format of YOLOX 0.1.0, see
 // preprocess(). type: dtype of the weights.
 inline Input make_network_input(const Batch& batch, ImageSize size, bool legacy, at::ScalarType type) {
   RECORD_USER_SCOPE("copy");
-  Input input{preprocess(batch.images, legacy).to(type), batch.targets};
+  Input input{preprocess(batch.images, legacy).to(type), batch.targets, batch.images_per_rank};
   resize_batch(input.images, input.targets, size);
   return input;
 }

@@ -25,7 +25,8 @@ class Profile {
  public:
   // warm_up: steps before the recording, in which caches are filled and algorithms chosen; at least 1.
   // traced: recorded steps, 2 to 4 MB each in the trace.
-  explicit Profile(torch::Device device, int64_t warm_up = 3, int64_t traced = 10);
+  static constexpr int64_t kWarmUp = 3, kTraced = 10;
+  explicit Profile(torch::Device device, int64_t warm_up = kWarmUp, int64_t traced = kTraced);
   ~Profile();
   Profile(const Profile&) = delete;
 

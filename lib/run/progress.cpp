@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <ctime>
 #include <fstream>
 #include <functional>
@@ -15,7 +16,10 @@
 #include "base/device.hpp"
 #include "base/printable.hpp"
 #include "base/threads.hpp"
+#include "data.hpp"
+#include "data/pictures.hpp"
 #include "data/store.hpp"
+#include "run/crash.hpp"
 
 namespace yolox {
 
@@ -86,12 +90,30 @@ std::string config_json(const Flags& flags, torch::Device device, int ranks) {
   return text.GetString();
 }
 
-RunProgress::RunProgress(const std::string& run, Log& log, int64_t first, int rank, bool dtr, bool evaluates)
-    : log(log), run(run), rank(rank), first(first), dtr(dtr) {
+bool evaluation_due(const Training& t, const Plan& plan) {
+  return t.epochs < t.iteration / plan.per_epoch ||
+         (t.iteration == plan.iters && plan.eval_interval > 0 && !t.score);
+}
+
+bool is_complete(const Training& t, const Plan& plan) {
+  return (t.iteration >= plan.iters && !evaluation_due(t, plan)) ||
+         (plan.patience > 0 && t.best.evals_without_gain >= plan.patience);
+}
+
+Plan profiled(Plan plan, int64_t first) {
+  plan.iters = first + Profile::kWarmUp + Profile::kTraced;
+  plan.eval_interval = plan.patience = 0;
+  return plan;
+}
+
+Progress::Progress(const std::string& run, Log& log, torch::Device device, int64_t first, int rank, bool dtr,
+                   bool evaluates, bool profile)
+    : log(log), run(run), device(device), rank(rank), first(first), dtr(dtr) {
   if (rank > 0) return;
   metrics.emplace(run + "/metrics.csv");
   metrics->truncate_after(first, evaluates);
   events.emplace(run, first + 1);
+  if (profile) this->profile.emplace(device);
 }
 
 // A column of the progress line, which has 78 characters with usual values and four loss terms.
@@ -111,23 +133,47 @@ static std::string line_of(const std::vector<Column>& columns, std::string Colum
   return line;
 }
 
-void RunProgress::step(int64_t i, const StepMetrics& n, double lr, const Plan& plan, torch::Device device,
-                       const DtrStep& within) {
-  if (dtr) again.add(within);
-  if (within.limit > Dtr::kSlack * within.budget && within.limit > exceeded) {
-    exceeded = 1.05 * within.limit;
-    log.line(concat("warning: step ", i, " needed at least ", short_bytes(within.limit),
-                    " of memory, more than the ", short_bytes(within.budget), " of --dtr"));
+void Progress::start_step(int64_t step, const Batch& batch, double seconds) {
+  waited += seconds;
+  if (profile && step > first) profile->step();
+  crash_step(concat("step ", step, "; images: ", image_names(batch)));
+  if (step < 3 && rank == 0)
+    save_image(concat(run, "/train_batch", step, ".jpg"),
+               draw_batch(batch.images, labelled_boxes(batch.targets, batch.data->classes),
+                          short_names(batch.indices, *batch.data)));
+}
+
+int64_t Progress::log_steps(const std::vector<StepRow>& steps, const Plan& plan) {
+  RECORD_USER_SCOPE("logging");
+  int64_t not_finite = 0;
+  for (const StepRow& row : steps) {
+    if (const std::string why = stop_reason(row.numbers, skipped); !why.empty()) throw StepFailed(why, row);
+    not_finite += !row.numbers.finite();
+    add(row, plan);
   }
-  if (i % plan.per_epoch == 0) of_epoch = {};
-  if (n.finite()) {
-    recent.add(n);
-    of_epoch.add(n);
+  print(steps.back().step, plan);
+  return not_finite;
+}
+
+void Progress::add(const StepRow& row, const Plan& plan) {
+  if (dtr) again.add(row.dtr);
+  if (row.dtr.limit > Dtr::kSlack * row.dtr.budget && row.dtr.limit > exceeded) {
+    exceeded = 1.05 * row.dtr.limit;
+    log.line(concat("warning: step ", row.step, " needed at least ", short_bytes(row.dtr.limit),
+                    " of memory, more than the ", short_bytes(row.dtr.budget), " of --dtr"));
   }
+  if (row.step % plan.per_epoch == 0) of_epoch = {};
+  if (!row.numbers.finite()) return;
+  recent.add(row.numbers);
+  of_epoch.add(row.numbers);
+}
+
+void Progress::print(int64_t i, const Plan& plan) {
   const bool keep = (i + 1) % plan.per_epoch == 0 || i + 1 == plan.iters;
   if ((keep ? of_epoch : recent).steps == 0 || !(i == first || keep || now() - last_time > 1)) return;
   const double steps = double(recent.steps), seconds = now() - last_time, share = waited / seconds;
-  const double speed = steps * double(plan.batch) / seconds, epoch = double(i / plan.per_epoch + 1);
+  const double speed = steps * double(plan.batch) / seconds, epoch = double(i / plan.per_epoch + 1),
+               lr = learning_rate(plan.schedule, i);
   if (steps > 0) rate = rate == 0 || i < first + 20 ? speed : 0.9 * rate + 0.1 * speed;
   StepMetrics m = recent.take();
   const DtrSteps remade = std::exchange(again, {});
@@ -167,7 +213,7 @@ static Metrics::Row evaluation_cells(const Evaluation& e) {
   return cells;
 }
 
-void RunProgress::log_evaluation(int64_t steps, const Evaluation& e, const Plan& plan, bool best) {
+void Progress::log_evaluation(int64_t steps, const Evaluation& e, const Plan& plan, bool best) {
   const EvalResult& r = e.result;
   std::string values;
   for (const auto& [name, value] :
@@ -203,13 +249,13 @@ void RunProgress::log_evaluation(int64_t steps, const Evaluation& e, const Plan&
                   {{"val/AP", r.AP}, {"val/AP50", r.AP50}, {"val/AP75", r.AP75}, {"val/loss", e.loss}});
 }
 
-void RunProgress::log_problems(const Splits& splits) {
+void Progress::log_problems(const Splits& splits) {
   const std::string mine = rank > 0 ? concat("_rank", rank, ".txt") : ".txt";
   log_problems(splits.train, run + "/problems" + mine);
   if (!splits.same) log_problems(splits.val, run + "/problems_val" + mine);
 }
 
-void RunProgress::log_problems(const Dataset& data, const std::string& list) {
+void Progress::log_problems(const Dataset& data, const std::string& list) {
   for (const auto& [kind, count] : data.problems->summary())
     if (std::exchange(logged_problems[data.name + kind], count) != count)
       log.line(concat("note: ", data.name, ": ", kind, ": ", count, " (listed in ", list, ")"));
@@ -227,7 +273,7 @@ void log_flags(Log& log, const Config& config) {
   if (!text.empty()) log.line("flags  " + text);
 }
 
-void RunProgress::log_ranks(Ranks& ranks, torch::Device device) {
+void Progress::log_ranks(Ranks& ranks) {
   const double share = total_waited / std::max(1e-9, total_seconds), waited = ranks.collective_seconds();
   if (ranks.alone()) return;
   const auto all = ranks.gather({memory_used(device), share, waited});
@@ -242,6 +288,30 @@ void RunProgress::log_ranks(Ranks& ranks, torch::Device device) {
   log.line(concat("ranks   memory", memory, "; waiting for the data loader", waits, "; slowest: rank ",
                   slowest, " (", ranks.location(int(slowest)), "); rank ", fastest, " has waited ",
                   short_time(all[fastest][2] - all[slowest][2]), " longer for other ranks"));
+}
+
+void Progress::end_epoch(const Training& t, const Plan& plan, const Splits& data, Ranks& ranks) {
+  if (t.skipped) log.line(concat("  ", t.skipped, " steps skipped: their gradients overflowed"));
+  log_problems(data);
+  if (t.iteration < plan.iters && is_complete(t, plan))
+    log.line(concat("stopping: ", t.best.evals_without_gain, " evaluations without a better ",
+                    score_of({}).name, " (--patience)"));
+  ranks.collective_seconds();
+  restart_clock();
+}
+
+void Progress::log_end(const Training& t, const Plan& plan, int signal) {
+  if (profile && !signal) {
+    profile->step();
+    log.line(profile_table(profile->stop(run + "/trace.json")));
+    return log.line(concat("trace of these steps: ", run, "/trace.json, for https://ui.perfetto.dev"));
+  }
+  if (signal && !is_complete(t, plan))
+    return log.line(concat("stopped by ", strsignal(signal), " at step ", t.iteration,
+                           "; resume with: ./train --resume ", shell_word(run)));
+  const double best = std::max(t.best.score, t.score.value_or(-1));
+  const std::string found = concat(", best ", score_of({}).name, " ", formatted("%.4f", best), " in ", run);
+  log.line(concat("done: ", run, "/last.pth", best < 0 ? "" : found + "/best.pth"));
 }
 
 void log_classes(Log& log, const Splits& splits) {
@@ -278,8 +348,8 @@ static std::string tag_of(const std::string& column) {
   return column.starts_with("dtr_") ? "dtr/" + column.substr(4) : "train/" + column;
 }
 
-void RunProgress::record(int64_t steps, double epoch, const StepMetrics& n, double lr, double speed,
-                         double share, const DtrSteps& remade) {
+void Progress::record(int64_t steps, double epoch, const StepMetrics& n, double lr, double speed,
+                      double share, const DtrSteps& remade) {
   const double none = std::nan("");
   const auto terms = n.all(StepMetrics::Kind::kTerm), logged = n.all(StepMetrics::Kind::kLogged);
   Metrics::Row row{{"epoch", epoch}, {"iteration", double(steps)}, {"loss", n.total}};

@@ -20,6 +20,8 @@
 #include "evaluate.hpp"
 #include "optim.hpp"
 #include "run/log.hpp"
+#include "run/profile.hpp"
+#include "run/state.hpp"
 #include "run/step_metrics.hpp"
 
 namespace yolox {
@@ -38,35 +40,37 @@ std::string waiting_note(double waited, double seconds, bool& noted);
 // Returns a note for the log if the learning rate is far from the usual one of the optimizer, otherwise "".
 std::string learning_rate_note(const std::string& optimizer, double lr, int64_t batch, bool fine_tuned);
 
+// Returns true if the last epoch has ended without its evaluation, for example because of a signal.
+bool evaluation_due(const Training& t, const Plan& plan);
+// Returns true if training is over: after the last step and its evaluation, or because of --patience.
+bool is_complete(const Training& t, const Plan& plan);
+// Returns the plan of --profile: some steps from step `first` on, without evaluation.
+Plan profiled(Plan plan, int64_t first);
+
 // Reports the progress of training to the log, metrics.csv and TensorBoard. Used by the training thread.
-class RunProgress {
+class Progress {
  public:
   // run: the run folder. first: first step of this process. Only rank 0 writes metrics and events.
-  // dtr: show the statistics of DTR. evaluates: a resumed run evaluates before its
-  // first step, so that rows of an evaluation at this step are deleted.
-  RunProgress(const std::string& run, Log& log, int64_t first, int rank = 0, bool dtr = false,
-              bool evaluates = true);
+  // dtr: show the statistics of DTR. evaluates: a resumed run evaluates before its first step, so that rows
+  // of an evaluation at this step are deleted. profile: record the steps of profiled().
+  Progress(const std::string& run, Log& log, torch::Device device, int64_t first, int rank = 0,
+           bool dtr = false, bool evaluates = true, bool profile = false);
 
-  // Restarts the measurement of speed and waiting time. Call it after an evaluation, whose time must not
-  // count.
+  // Restarts the measurement of speed and waiting time.
   void restart_clock() {
     last_time = now();
     waited = 0;
   }
-  // Adds time that training has waited for the data loader.
-  void add_wait(double seconds) { waited += seconds; }
-
-  // Records step i (from 0). Prints a line for the first step, at most once a second, and at the end of each
-  // epoch and of the run. within: statistics of DTR for this step.
-  void step(int64_t i, const StepMetrics& n, double lr, const Plan& plan, torch::Device device,
-            const DtrStep& within = {});
+  // Describes a step (from 0) for crash.txt, and saves pictures of the first three batches. waited: seconds
+  // that the step has waited for its batch.
+  void start_step(int64_t step, const Batch& batch, double waited);
+  // Records steps. Prints a line for the first step, at most once a second, and at the end of each epoch and
+  // of the run. Returns the number of steps whose gradient was not finite. Throws StepFailed if training
+  // cannot continue, see stop_reason().
+  int64_t log_steps(const std::vector<StepRow>& steps, const Plan& plan);
 
   // Reports the evaluation after `steps` steps. best: it is the best of the run so far.
   void log_evaluation(int64_t steps, const Evaluation& e, const Plan& plan, bool best);
-  // Reports how many images of an evaluation are done.
-  void evaluated(int64_t done, int64_t images) {
-    log.progress(concat("  evaluated ", done, " of ", images, " images"), /*keep=*/false);
-  }
   // Logs the number of data problems of each kind if the number has changed, and writes all problems to
   // problems.txt or to `list`.
   void log_problems(const Splits& splits);
@@ -74,23 +78,35 @@ class RunProgress {
 
   // Logs for several ranks: memory and data loader waiting time of each rank, and the slowest rank since the
   // last call. All ranks must call it together.
-  void log_ranks(Ranks& ranks, torch::Device device);
+  void log_ranks(Ranks& ranks);
+  // Logs skipped steps, problems of the data, and whether --patience ends training. Evaluation and saving do
+  // not count for the times of the next epoch. All ranks must call it together.
+  void end_epoch(const Training& t, const Plan& plan, const Splits& data, Ranks& ranks);
+  // Logs the result of the run, or after a signal how to resume it, or the profile. signal: see Agreement.
+  void log_end(const Training& t, const Plan& plan, int signal);
 
  private:
+  // Adds a step to the means.
+  void add(const StepRow& row, const Plan& plan);
+  // Prints a line after step i, if it is time for one.
+  void print(int64_t i, const Plan& plan);
   // Appends a row to metrics.csv and the same values to the TensorBoard events.
   void record(int64_t steps, double epoch, const StepMetrics& n, double lr, double speed, double share,
               const DtrSteps& remade);
 
   Log& log;
   const std::string run;
+  const torch::Device device;
   const int rank;
   const int64_t first;
   const bool dtr;
   bool has_heading = false;
+  int64_t skipped = 0;  // steps in a row whose gradient was not finite
   DtrSteps again;       // statistics of DTR since the last row of metrics.csv
   double exceeded = 0;  // bytes; a step that needs more is worth a new warning
   std::optional<Metrics> metrics;
   std::optional<Events> events;
+  std::optional<Profile> profile;
   bool noted_waiting = false;
   Means recent, of_epoch;
   std::map<std::string, int64_t> logged_problems;  // logged number of problems of each kind

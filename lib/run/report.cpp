@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -118,7 +119,8 @@ static std::string run_command(const std::string& command, const std::string& ou
   return last;
 }
 
-std::string write_report(const std::string& run) {
+std::string write_report(const std::string& run, int signal) {
+  if (signal != 0 && signal != SIGINT) return "";
   if (std::getenv("YOLOX_NO_REPORT")) return "";
   const std::string python = python_with("matplotlib, numpy, pycocotools"),
                     script =

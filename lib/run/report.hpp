@@ -15,7 +15,8 @@ void write_evaluation(const std::string& folder, const std::string& heading, con
                       const Dataset& data);
 
 // Runs tools/report.py on a run folder, with the Python of python_with(). Returns "", or a line for the log
-// if there is no report: the reason, and the command that writes it. With $YOLOX_NO_REPORT it does nothing.
-std::string write_report(const std::string& run);
+// if there is no report: the reason, and the command that writes it. Does nothing with $YOLOX_NO_REPORT, and
+// if the run was ended by a signal other than Ctrl-C, because the machine may soon be gone then.
+std::string write_report(const std::string& run, int signal = 0);
 
 }  // namespace yolox

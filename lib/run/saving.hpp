@@ -78,11 +78,15 @@ struct Saver {
   int64_t images;                 // images in the training set
   int64_t keep;                   // number of step_N.pth to keep (--keep)
   bool is_writer;                 // true on rank 0, which writes the files
+  double save_minutes = 0;        // --save-minutes
   int64_t last_step = -1;         // step of last.pth; -1: no last.pth worth keeping
   double last_save_time = now();  // time of the last save
 
   // Saves a checkpoint under `name`, with try_to_save().
   bool save(Training& t, const std::string& name, Log& log, bool must = false);
+
+  // Returns true if last.pth is due.
+  bool due() const { return is_writer && save_minutes > 0 && now() - last_save_time > 60 * save_minutes; }
 
   // Returns a note for the log, or "".
   std::string load(Training& t, const SavedRun& saved);

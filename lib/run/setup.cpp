@@ -32,6 +32,7 @@ torch::Device prepare_process(Config& config, const RankInfo& rank_info) {
   if (config.deterministic) use_deterministic_algorithms();
   // With fp16, gradients overflow now and then. Anomaly mode must not report this as NaN.
   if (config.debug) torch::autograd::AnomalyMode::set_enabled(true, /*check_nan=*/config.amp != "fp16");
+  check_memory_for_batches(config);
   return device;
 }
 
@@ -135,12 +136,14 @@ Splits load_data(const Config& config, const std::string& data, const std::strin
   return splits;
 }
 
-std::string cache_images(Dataset& data, const std::string& where, cv::Size input, int threads, Ranks& ranks,
-                         const std::function<void(size_t done, size_t n)>& progress) {
-  const auto cache = std::make_shared<ImageCache>(data, input);
-  threads *= ranks.info.local_world;  // the other ranks of the machine wait
+void cache_images(Dataset& data, const Config& config, ImageSize size, Ranks& ranks, Log& log) {
+  if (config.cache == "none") return;
+  log.line(concat("cache   ", config.cache, ": decoding the images"));
+  const auto progress = [&](size_t done, size_t of) { log.progress(concat(done, "/", of), done == of); };
+  const auto cache = std::make_shared<ImageCache>(data, cv::Size(size.width, size.height));
+  const int threads = config.loader_threads * ranks.info.local_world;  // the other ranks of the machine wait
   std::string place;
-  if (where == "disk") {
+  if (config.cache == "disk") {
     place = ranks.run_first_on_one_rank_per_machine(
         [&] { return cache->open_on_disk(cache_folder(), data, threads, progress); });
   } else {
@@ -151,7 +154,7 @@ std::string cache_images(Dataset& data, const std::string& where, cv::Size input
     place = "memory, for this run (runs share --cache disk)";
   }
   use_cache(data, cache);
-  return concat(short_bytes(cache->bytes()), " in ", place);
+  log.line(concat("cache   ", short_bytes(cache->bytes()), " in ", place));
 }
 
 void check_ranks(Ranks& ranks, const Config& config, const Splits& splits, const SavedRun& saved,
@@ -207,22 +210,32 @@ YOLOX new_model(Config& config, const SavedRun& saved, const Dataset& data, torc
   return model;
 }
 
-Training new_training(const Config& config, YOLOX model, torch::Device device) {
+Training new_training(const Config& config, YOLOX model, const WeightsInfo& info, const Dataset& data,
+                      torch::Device device, bool casts_together) {
   const bool fp16 = config.amp == "fp16";
   Training t{model, config.ema != 0 ? copy_of(model, device) : YOLOX(nullptr),
              Optimizer(config.optimizer, parameter_groups(*model, config.weight_decay), fp16),
              GradScaler(fp16, device)};
   set_training_mode(*model);
+  t.type = model->parameters()[0].scalar_type();
+  t.amp = dtype_of(config.amp);
+  t.legacy_preproc = info.legacy_preproc;
+  t.sync_bn = config.sync_bn;
+  if (config.class_weights != 0)
+    t.class_weights =
+        torch::tensor(class_weights(class_counts(data), config.class_weights), torch::kFloat).to(device);
+  if (casts_together) t.cast_weights = cast_weights(*model, t.amp);
+  if (!t.ema.is_empty()) t.averaged = ema_tensors(*t.ema, *model);
   return t;
 }
 
-EvalSettings evaluation_settings(const Config& config, const WeightsInfo& info, int64_t share,
+EvalSettings evaluation_settings(const Config& config, const WeightsInfo& info, const Plan& plan,
                                  torch::Device device, Ranks& ranks) {
   EvalSettings s;
   s.size = {int(info.height), int(info.width)};
   s.conf = config.conf;
   s.nms = config.nms;
-  s.batch = int(share);
+  s.batch = int(plan.batch_per_rank());
   s.workers = config.loader_threads;
   s.legacy = info.legacy_preproc;
   s.device = device;

@@ -47,11 +47,9 @@ void lock_resumed_run(SavedRun& saved, Ranks& ranks);
 // Loads the data sets. On each machine one rank checks the images first, and the others read its results.
 // Throws if a data set is empty or --strict finds a problem.
 Splits load_data(const Config& config, const std::string& data, const std::string& run, Ranks& ranks);
-// Decodes the images of a data set once on each machine, whose ranks share them, and makes `data` read them.
-// where: ram or disk. threads: of each rank. Returns size and place for the log. All ranks must call it
-// together.
-std::string cache_images(Dataset& data, const std::string& where, cv::Size input, int threads, Ranks& ranks,
-                         const std::function<void(size_t done, size_t n)>& progress);
+// --cache: decodes the images of a data set once on each machine, whose ranks share them, and makes `data`
+// read them. All ranks must call it together.
+void cache_images(Dataset& data, const Config& config, ImageSize size, Ranks& ranks, Log& log);
 // Throws if the ranks have different data or settings, or if there are more ranks than images.
 void check_ranks(Ranks& ranks, const Config& config, const Splits& splits, const SavedRun& saved,
                  torch::Device device);
@@ -66,11 +64,13 @@ void freeze_parts(torch::nn::Module& model, std::string& parts, const std::strin
 YOLOX new_model(Config& config, const SavedRun& saved, const Dataset& data, torch::Device device,
                 WeightsInfo& info, std::vector<std::string>& notes);
 
-// Returns model, optimizer, scaler and EMA.
-Training new_training(const Config& config, YOLOX model, torch::Device device);
+// Returns model, optimizer, scaler and EMA, and how steps compute. data: for training. casts_together: see
+// CastWeights; not with DTR.
+Training new_training(const Config& config, YOLOX model, const WeightsInfo& info, const Dataset& data,
+                      torch::Device device, bool casts_together);
 
-// Returns the settings of evaluate() for this rank. share: batch size of this rank.
-EvalSettings evaluation_settings(const Config& config, const WeightsInfo& info, int64_t share,
+// Returns the settings of evaluate() for this rank.
+EvalSettings evaluation_settings(const Config& config, const WeightsInfo& info, const Plan& plan,
                                  torch::Device device, Ranks& ranks);
 
 }  // namespace yolox

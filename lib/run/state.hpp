@@ -3,12 +3,14 @@
 #pragma once
 #include <torch/torch.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/flags.hpp"
 #include "checkpoint/checkpoint.hpp"
+#include "layers/cast_weights.hpp"
 #include "optim.hpp"
 #include "yolox.hpp"
 
@@ -20,11 +22,19 @@ struct Best {
   int64_t evals_without_gain = 0;  // number of evaluations since the best one, for --patience
 };
 
-// Everything that training changes.
+// Everything that training changes, and how its steps compute, see new_training().
 struct Training {
   YOLOX model, ema{nullptr};  // ema: empty if --ema is 0
   Optimizer optimizer;
   GradScaler scaler;
+
+  at::ScalarType type = torch::kFloat, amp = torch::kFloat;  // of the weights; of autocast, float32: none
+  bool legacy_preproc = false;                               // see preprocess()
+  bool sync_bn = true;                                       // false: ranks average batch norm statistics
+  Tensor class_weights = {};                                 // [classes], --class-weights; undefined: 1
+  std::shared_ptr<CastWeights> cast_weights = {};            // null: autocast casts each weight by itself
+  EmaTensors averaged = {};                                  // by the EMA; empty without an EMA
+
   int64_t iteration = 0;             // number of steps done
   int64_t ema_updates = 0;           // number of steps done with an EMA, also of skipped ones
   int64_t skipped = 0;               // number of skipped steps, whose gradients overflowed

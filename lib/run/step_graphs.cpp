@@ -7,6 +7,7 @@
 #include <exception>
 #include <utility>
 
+#include "base/cuda_graph.hpp"
 #include "base/error.hpp"
 
 namespace yolox {
@@ -18,9 +19,16 @@ static constexpr int64_t kMostObjects = 512;
 // A graph of yolox-s takes some MB on the host.
 static constexpr int64_t kMostGraphs = 128;
 
-StepGraphs::StepGraphs(bool on, const torch::nn::Module& model, torch::Device device, Ranks& ranks,
-                       std::function<void(const std::string&)> failed)
-    : on(on), device(device), ranks(ranks), failed(std::move(failed)) {
+struct StepGraphs::Kind {
+  StepInput input;  // in the memory that graphs read
+  int64_t steps = 0;
+  std::unique_ptr<CudaGraph> graph;
+  std::vector<Tensor> counts_per_step;  // increase of `counts` in each step
+  Losses result;
+};
+
+StepGraphs::StepGraphs(bool on, const torch::nn::Module& model, torch::Device device, Ranks& ranks, Log& log)
+    : on(on), device(device), ranks(ranks), log(log) {
   if (!on) return;
   for (const Tensor& t : model.buffers())
     if (t.is_cpu()) counts.push_back(t);
@@ -31,19 +39,15 @@ StepGraphs::StepGraphs(bool on, const torch::nn::Module& model, torch::Device de
 
 StepGraphs::~StepGraphs() {
   try {
-    turn_off();
+    free_graphs();
   } catch (const std::exception&) {}  // a GPU that has failed fails in every call
 }
 
 void StepGraphs::free_graphs() {
   if (graphs == 0) return;
   torch::cuda::synchronize(device.index());  // the latest replay may still run
-  for (auto& [key, kind] : kinds) kind.graph.reset();
+  for (auto& [key, kind] : kinds) kind->graph.reset();
   graphs = 0;
-}
-
-void StepGraphs::turn_off() {
-  if (std::exchange(on, false)) free_graphs();
 }
 
 bool StepGraphs::free_memory() {
@@ -53,33 +57,45 @@ bool StepGraphs::free_memory() {
   return true;
 }
 
-StepGraphs::Kind* StepGraphs::kind_of(const StepInput& input, ImageSize size, bool use_l1) {
-  if (!on) return nullptr;
+Losses StepGraphs::run(const StepInput& input, const Step& step) {
+  Kind* kind = on ? kind_of(input) : nullptr;
+  if (!kind) return step(input);
+  const bool first = kind->steps++ == 0;
+  if (first || (!kind->graph && (graphs >= kMostGraphs || !record_graph(*kind, step))))
+    return step(kind->input);
+  RECORD_USER_SCOPE("graph");
+  kind->graph->replay();
+  if (!counts.empty()) at::_foreach_add_(counts, kind->counts_per_step);
+  return kind->result;
+}
+
+StepGraphs::Kind* StepGraphs::kind_of(const StepInput& input) {
   const Batch& batch = input.batch;
   const Targets& from = batch.targets;
-  const auto rows_for = [&](int64_t here) { return (int64_t(ranks.max(double(here))) + 31) / 32 * 32; };
-  const int64_t rows = std::max<int64_t>(32,
-                                         rows_for(*std::max_element(from.counts.begin(), from.counts.end()))),
-                regions = rows_for(from.ignored.defined() ? from.ignored.size(1) : 0),
-                n = batch.images.size(0);
+  // All ranks use the graph of the largest counts.
+  const auto most = ranks.max({double(*std::max_element(from.counts.begin(), from.counts.end())),
+                               from.ignored.defined() ? double(from.ignored.size(1)) : 0});
+  const int64_t rows = std::max<int64_t>(32, (int64_t(most[0]) + 31) / 32 * 32),
+                regions = (int64_t(most[1]) + 31) / 32 * 32, n = batch.images.size(0);
   if (std::max(rows, regions) > kMostObjects) return nullptr;
-  if (use_l1 != with_l1) {  // the graphs of the other kinds are of no more use
+  if (input.use_l1 != with_l1) {  // the graphs of the other kinds are of no more use
     free_graphs();
     kinds.clear();
-    with_l1 = use_l1;
+    with_l1 = input.use_l1;
   }
   if (!images.defined()) images = torch::empty_like(batch.images);
   check(images.sizes() == batch.images.sizes(), "all batches of a run must have the same size");
-  Kind& kind = kinds[{size.height, size.width, rows, regions}];
-  Targets& targets = kind.input.batch.targets;
-  if (kind.steps == 0) {
-    kind.input = {batch, {0, lr}, {0, ema_decay}};
-    kind.input.batch.images = images;
-    targets = {torch::zeros({n, rows, 4}, from.boxes.options()),
-               torch::zeros({n, rows}, from.classes.options()), std::vector<int64_t>(n, rows),
-               torch::zeros({n}, from.classes.options())};
-    if (regions > 0) targets.ignored = torch::zeros({n, regions, 4}, from.boxes.options());
+  std::unique_ptr<Kind>& kind = kinds[{input.size.height, input.size.width, rows, regions}];
+  if (!kind) {
+    kind = std::make_unique<Kind>(
+        Kind{{batch, input.size, input.use_l1, {0, lr}, {0, ema_decay}}, 0, {}, {}, {}});
+    kind->input.batch.images = images;
+    kind->input.batch.targets = {torch::zeros({n, rows, 4}, from.boxes.options()),
+                                 torch::zeros({n, rows}, from.classes.options()),
+                                 std::vector<int64_t>(n, rows), torch::zeros({n}, from.classes.options())};
+    if (regions > 0) kind->input.batch.targets.ignored = torch::zeros({n, regions, 4}, from.boxes.options());
   }
+  Targets& targets = kind->input.batch.targets;
   images.copy_(batch.images, /*non_blocking=*/true);
   const int64_t used = from.boxes.size(1);
   targets.boxes.slice(1, 0, used).copy_(from.boxes, true);
@@ -89,43 +105,34 @@ StepGraphs::Kind* StepGraphs::kind_of(const StepInput& input, ImageSize size, bo
   if (from.ignored.defined()) targets.ignored.slice(1, 0, from.ignored.size(1)).copy_(from.ignored, true);
   lr.fill_(input.lr.value);
   ema_decay.fill_(input.ema_decay.value);
-  kind.input.lr.value = input.lr.value;
-  kind.input.ema_decay.value = input.ema_decay.value;
-  return &kind;
+  kind->input.lr.value = input.lr.value;
+  kind->input.ema_decay.value = input.ema_decay.value;
+  return kind.get();
 }
 
-void StepGraphs::run_step(Kind& kind, const std::function<void()>& step) {
-  const bool first = kind.steps++ == 0;
-  if (first || (!kind.graph && (graphs >= kMostGraphs || !record_graph(kind, step)))) return step();
-  RECORD_USER_SCOPE("graph");
-  ranks.may_wait();
-  kind.graph->replay();
-  if (!counts.empty()) at::_foreach_add_(counts, kind.counts_per_step);
-}
-
-bool StepGraphs::record_graph(Kind& kind, const std::function<void()>& step) {
+bool StepGraphs::record_graph(Kind& kind, const Step& step) {
   std::vector<Tensor> before;
   for (const Tensor& t : counts) before.push_back(t.clone());
-  const auto restore_counts = [&] {
-    for (size_t i = 0; i < counts.size(); ++i) counts[i].copy_(before[i]);
-  };
   std::string why;
   try {
-    kind.graph = std::make_unique<CudaGraph>(device, step);
+    kind.graph = std::make_unique<CudaGraph>(device, [&] { kind.result = step(kind.input); });
+    ++graphs;
   } catch (const std::exception& e) {
-    restore_counts();
-    if (!failed) throw;
     why = e.what();
     free_failed_backward(device);
   }
-  ++graphs;
+  // Recording runs no kernel, but it has counted on the CPU.
   kind.counts_per_step.clear();
-  for (size_t i = 0; i < counts.size(); ++i) kind.counts_per_step.push_back(counts[i] - before[i]);
-  restore_counts();
+  for (size_t i = 0; i < counts.size(); ++i) {
+    kind.counts_per_step.push_back(counts[i] - before[i]);
+    counts[i].copy_(before[i]);
+  }
   // Recording waits for no other rank (NCCL_GRAPH_REGISTER in ddp.hpp), so that all arrive here.
   if (ranks.max(!why.empty()) == 0) return true;
-  failed(why.empty() ? "another rank cannot record them" : why.substr(0, why.find('\n')));
-  turn_off();
+  why = why.empty() ? "another rank cannot record them" : why.substr(0, why.find('\n'));
+  log.line("warning: training goes on without the CUDA graphs (--graph), because " + why);
+  free_graphs();
+  on = false;
   return false;
 }
 

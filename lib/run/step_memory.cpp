@@ -4,12 +4,25 @@
 #include <cmath>
 #include <limits>
 
+#include "base/cuda_graph.hpp"
 #include "base/device.hpp"
+#include "base/memory.hpp"
+#include "run/setup.hpp"
+#include "run/step_metrics.hpp"
 
 namespace yolox {
 
 // Times the computation of a step without DTR that --bs auto accepts with DTR.
 static constexpr double kMaxSlowdown = 1.3;
+
+int64_t RetryInParts::more_parts(const std::exception& e, int64_t now) const {
+  // Without its CUDA graph, the step needs less memory; see StepGraphs.
+  if (!is_out_of_memory(e) || CudaGraph::recording()) throw;
+  const std::string what = e.what(), cause = concat(" (", what.substr(0, what.find('\n')), ")");
+  const char* least = max_parts > 1 ? "one image at a time" : "a single image";
+  check(now < max_parts, "out of memory, even with ", least, "; give a smaller --size or --model", cause);
+  return std::min(2 * now, max_parts);
+}
 
 MicroBatches::MicroBatches(Training& t, int64_t accum, int64_t max_parts, const Ranks& ranks,
                            StepGraphs& graphs, Log& log)
@@ -22,6 +35,9 @@ MicroBatches::MicroBatches(Training& t, int64_t accum, int64_t max_parts, const 
 
 int64_t MicroBatches::retry(const std::exception& e, int64_t parts, ImageSize size) {
   const torch::Device device = t.scaler.scale.device();
+  const std::string error = e.what();
+  if (error.find("returned nan values") != std::string::npos)  // torch's anomaly mode (--debug)
+    throw StepFailed(error.substr(0, error.find('.')), {t.iteration, {}, {}});
   int64_t next = parts;
   if (is_out_of_memory(e) && !CudaGraph::recording() && ranks.alone() && graphs.free_memory())
     log.line(graphs.is_on() ? "note: out of memory; CUDA graphs, which keep the memory of a step, are freed"
@@ -57,7 +73,8 @@ double TrialStep::operator()(int64_t images, int64_t accum) const {
     resize_batch(input.images, input.targets, largest);
     // Warm-up: the first step is slow, and DTR first has to measure costs on a GPU.
     const int warm_ups = !dtr.on() ? 0 : device.is_cpu() ? 1 : 2;
-    for (int i = 0; i <= warm_ups; ++i) dtr.run([&] { compute(input, parts); });
+    for (int i = 0; i <= warm_ups; ++i)
+      dtr.run([&] { forward_backward(t, input, parts, /*use_l1=*/false, nullptr, nullptr); });
     if (device.is_cuda()) torch::cuda::synchronize(device.index());
     bytes = memory_peak(device) + waiting;
   } catch (const std::exception& e) {
@@ -110,7 +127,8 @@ static std::string find_batch(Config& config, const TrialStep& trial, int64_t n,
                 "; the memory budget is ", short_bytes(mine), world > 1 ? " per rank" : "");
 }
 
-std::string choose_batch(Config& config, const TrialStep& trial, int64_t n, Ranks& ranks, Log& log) {
+// Increases config.accum until the largest step fits on every rank. Returns a line for the log, or "".
+static std::string choose_batch(Config& config, const TrialStep& trial, int64_t n, Ranks& ranks, Log& log) {
   if (config.bs == 0) return find_batch(config, trial, n, ranks, log);
   if (ranks.alone() || trial.device.is_cpu() || trial.dtr.on()) return "";
   const int given = config.accum, world = ranks.info.world, max_parts = config.bs / world,
@@ -127,7 +145,8 @@ std::string choose_batch(Config& config, const TrialStep& trial, int64_t n, Rank
                 " pixels does not fit in the memory of each GPU");
 }
 
-std::string try_dtr_step(const Config& config, const TrialStep& trial, int64_t share, Ranks& ranks) {
+// --dtr: tries the largest step. Returns a line for the log with its memory and its cost.
+static std::string try_dtr_step(const Config& config, const TrialStep& trial, int64_t share, Ranks& ranks) {
   const double bytes = ranks.max(trial(share, config.accum));
   check(std::isfinite(bytes), "the first step does not fit in memory with --dtr ", config.dtr, "; give ",
         config.dtr == "auto" ? "a smaller --bs, --size or --model" : "a smaller --dtr");
@@ -138,6 +157,16 @@ std::string try_dtr_step(const Config& config, const TrialStep& trial, int64_t s
                 short_bytes(peak), " of ", short_bytes(s.budget), "; ", s.rematerialisations,
                 " rematerialisations, ", rounded(slowdown), " times the computation",
                 s.limit > Dtr::kSlack * s.budget ? "; warning: this exceeds the free memory" : "");
+}
+
+Plan fitting_plan(Config& config, const TrialStep& trial, int64_t images, Ranks& ranks, Log& log,
+                  std::vector<std::string>& notes) {
+  notes.push_back(choose_batch(config, trial, images, ranks, log));
+  const Plan plan = plan_of(config, images, ranks.info.world, trial.base);
+  set_norm_momentum(*trial.t.model, plan.norm_momentum);
+  use_cudnn_benchmark(cudnn_benchmark_pays(config, plan));
+  if (trial.dtr.on()) notes.push_back(try_dtr_step(config, trial, plan.batch_per_rank(), ranks));
+  return plan;
 }
 
 }  // namespace yolox

@@ -11,12 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "base/cuda_graph.hpp"
-#include "base/memory.hpp"
 #include "config.hpp"
 #include "data/multiscale.hpp"
 #include "ddp.hpp"
 #include "dtr/dtr.hpp"
+#include "loss.hpp"
 #include "optim.hpp"
 #include "run/log.hpp"
 #include "run/state.hpp"
@@ -31,14 +30,7 @@ struct RetryInParts {
 
   // Returns the next number of parts to try, twice as many as `now`. Call it in the catch block of an attempt
   // in `now` parts. Rethrows e if it is no out-of-memory error. Throws if `max_parts` parts do not fit.
-  int64_t more_parts(const std::exception& e, int64_t now) const {
-    // Without its CUDA graph, the step needs less memory; see StepGraphs.
-    if (!is_out_of_memory(e) || CudaGraph::recording()) throw;
-    const std::string what = e.what(), cause = concat(" (", what.substr(0, what.find('\n')), ")");
-    const char* least = max_parts > 1 ? "one image at a time" : "a single image";
-    check(now < max_parts, "out of memory, even with ", least, "; give a smaller --size or --model", cause);
-    return std::min(2 * now, max_parts);
-  }
+  int64_t more_parts(const std::exception& e, int64_t now) const;
   // The computation has succeeded in `now` parts. The first time, the larger number of parts is for this
   // computation only, because one batch may be unusually large. From the second time on it is kept.
   void succeeded(int64_t now) {
@@ -80,10 +72,11 @@ class MicroBatches {
   // max_parts: maximum number of micro-batches: images of the smallest share of a rank.
   MicroBatches(Training& t, int64_t accum, int64_t max_parts, const Ranks& ranks, StepGraphs& graphs,
                Log& log);
-  // Copies the batch norm statistics. Call it before each step.
-  void save_statistics() { statistics.save(); }
-  // Returns the number of micro-batches to begin with.
-  int64_t begin() const { return in_parts.parts; }
+  // Begins a step: copies the batch norm statistics, and returns the number of micro-batches to try first.
+  int64_t begin() {
+    statistics.save();
+    return in_parts.parts;
+  }
   // Call it in the catch block of an attempt in `parts` micro-batches. Restores the state before the step and
   // returns the next number of micro-batches to try. Rethrows e if it is no out-of-memory error. Throws if
   // one image does not fit, and NeedsRestart with several ranks, which must all compute the same number of
@@ -107,8 +100,12 @@ int64_t largest_batch(int64_t limit, const std::function<bool(int64_t)>& fits);
 // Tries steps of the largest size, on each rank separately and without all-reduce. The memory does not
 // include the buffers of the all-reduce, which are small.
 struct TrialStep {
+  // Computes the gradients of a step in `parts` micro-batches; without ranks there is no all-reduce.
+  using ForwardBackward = Losses(Training& t, const Input& input, int64_t parts, bool use_l1, Ranks* ranks,
+                                 GradientReducer* reducer);
+
   Training& t;
-  std::function<void(const Input&, int64_t)> compute;  // the gradients of a step, in this many micro-batches
+  std::function<ForwardBackward> forward_backward;
   ImageSize base, largest;  // at which the loader makes images; of multi-scale training
   torch::Device device;
   Dtr& dtr;
@@ -118,14 +115,12 @@ struct TrialStep {
   double operator()(int64_t images, int64_t accum) const;
 };
 
-// Makes steps fit into memory before the first one. With --bs auto, sets config.bs to the largest batch size
-// that fits, at most n images over all ranks. With several ranks on GPUs, where a step cannot be repeated,
-// increases config.accum until the largest step fits on every rank. Returns a line for the log, or "" if
-// nothing changed. Throws if one image at a time does not fit.
-std::string choose_batch(Config& config, const TrialStep& trial, int64_t n, Ranks& ranks, Log& log);
-
-// --dtr: tries the largest step. Returns a line for the log with its memory and its cost. Throws if the step
-// does not fit in the budget. share: images of this rank.
-std::string try_dtr_step(const Config& config, const TrialStep& trial, int64_t share, Ranks& ranks);
+// Returns the plan of a run whose steps fit into memory. With --bs auto, sets config.bs to the largest batch
+// size that fits, at most `images` over all ranks. With several ranks on GPUs, where a step cannot be
+// repeated, increases config.accum until the largest step fits on every rank. With --dtr, tries the largest
+// step. Adds lines for the log to `notes`. Sets the momentum of the batch norms and the benchmark of cuDNN.
+// Throws if one image at a time does not fit.
+Plan fitting_plan(Config& config, const TrialStep& trial, int64_t images, Ranks& ranks, Log& log,
+                  std::vector<std::string>& notes);
 
 }  // namespace yolox

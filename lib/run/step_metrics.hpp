@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The values of the Losses of a training step as numbers, their means over steps, the record of a step, and
-// the way of the numbers from the device to the host. On a GPU, the numbers of a step are read while the next
-// step runs, so that the GPU never waits for the host.
+// The values of the Losses of a training step as numbers, their means over steps, and their way from the
+// device to the host, which reads those of ten steps together, so that the GPU need not wait for the host.
 #pragma once
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -12,8 +11,7 @@
 #include <cmath>
 #include <cstdint>
 #include <deque>
-#include <limits>
-#include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -22,12 +20,9 @@
 #include "base/error.hpp"
 #include "base/program.hpp"
 #include "base/text.hpp"
-#include "data/batch.hpp"
-#include "ddp.hpp"
+#include "base/timeout.hpp"
 #include "dtr/dtr.hpp"
-#include "images/boxes.hpp"
 #include "loss.hpp"
-#include "optim.hpp"
 
 namespace yolox {
 
@@ -110,89 +105,74 @@ inline std::string stop_reason(const StepMetrics& n, int64_t& skipped) {
   return skipped == 20 ? "the gradient was not finite 20 times in a row" : "";
 }
 
-// A step whose kernels have been launched.
-struct StepRecord {
+// A step whose numbers have been read.
+struct StepRow {
   int64_t step;
-  Batch batch;
-  double lr;
-  ImageSize size;  // of the network input
-  bool use_l1;     // the L1 loss was on
   DtrStep dtr;
-  StepMetrics numbers;  // set by UnreadSteps::next(); without values if backward() failed
+  StepMetrics numbers;  // without values if backward() failed
 };
 
-// The values of a step on their way to the host.
-class PendingMetrics {
+// The step after which training cannot continue.
+struct StepFailed : std::runtime_error {
+  StepFailed(const std::string& why, StepRow row) : std::runtime_error(why), row(std::move(row)) {}
+  StepRow row;
+};
+
+// The numbers of the latest steps, on the device until they are read together.
+class UnreadSteps {
  public:
-  // Starts the copy.
-  PendingMetrics(const Losses& l) {
+  UnreadSteps(torch::Device device, bool alone) : device(device), alone(alone) {}
+
+  // Adds a step whose kernels have been launched. Waits until the GPU has ended the step before the previous
+  // one, because each step in advance needs the memory of its batch.
+  void add(int64_t step, const DtrStep& dtr, const Losses& l) {
+    const WaitsFor gpu("the GPU");
+    StepRow row{step, dtr, {}};
     std::vector<Tensor> all{l.total};
     for (const auto& v : l.values) {
       all.push_back(v.value.to(l.total.options()));  // float32 is exact for up to 16 million positives
-      names.values.push_back({v.name, v.kind, 0});
+      row.numbers.values.push_back({v.name, v.kind, 0});
     }
-    const Tensor stacked = torch::stack(all);
-    try {
-      values = stacked.to(torch::kCPU, /*non_blocking=*/true);  // to pinned memory
-    } catch (const c10::Error&) {  // WSL 2 has little pinned memory; this copy waits for the GPU
-      values = stacked.to(torch::kCPU);
-    }
-    if (!l.total.is_cuda()) return;
-    copied.emplace(torch::kCUDA);
-    copied->record(c10::impl::VirtualGuardImpl(torch::kCUDA).getStream(l.total.device()));
+    rows.push_back(std::move(row));
+    values.push_back(torch::stack(all));  // a copy, because a graph overwrites its results
+    if (device.is_cpu()) return;
+    ended.emplace_back(torch::kCUDA);
+    ended.back().record(c10::impl::VirtualGuardImpl(torch::kCUDA).getStream(device));
+    for (; ended.size() > 2; ended.pop_front())
+      while (!ended.front().query()) std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
-  // Waits for the copy and returns the numbers. Throws std::runtime_error if the device needs longer than
-  // `seconds` of run time.
-  StepMetrics read(double seconds = std::numeric_limits<double>::infinity()) const {
-    double waited = 0;
-    for (double last = now(); copied && !copied->query();) {
-      check(waited < seconds, "the GPU has not ended this step within ", seconds,
-            " s (--timeout), so it has probably "
-            "failed; look for Xid in `dmesg`, and see docs/troubleshooting.md");
-      std::this_thread::sleep_for(std::chrono::duration<double>(1e-4));
-      const double time = now();
-      waited += std::min(time - last, 1.0);  // the time in which this process is suspended does not count
-      last = time;
-    }
-    const Tensor read = values.to(torch::kDouble);
-    const double* next = read.data_ptr<double>();
-    StepMetrics numbers = names;
-    numbers.total = *next++;
-    for (auto& v : numbers.values) v.value = *next++;
-    return numbers;
+
+  // Returns true if the host should read the numbers: after each step on the CPU, and on a GPU that takes
+  // long for it, else after ten steps; with one rank also after a signal. slowest: seconds per step, the same
+  // on all ranks.
+  bool due(double slowest) const {
+    return rows.size() >= (device.is_cpu() || slowest > 0.5 ? 1 : 10) || (alone && stop_signal);
   }
+
+  // Waits for the steps and returns them with their numbers.
+  std::vector<StepRow> read() {
+    if (rows.empty()) return {};
+    const WaitsFor gpu("the GPU");
+    const Tensor read = torch::cat(values).to(torch::kCPU, torch::kDouble);
+    const double* next = read.const_data_ptr<double>();
+    for (StepRow& row : rows) {
+      row.numbers.total = *next++;
+      for (auto& v : row.numbers.values) v.value = *next++;
+    }
+    values.clear();
+    seconds = (now() - std::exchange(last_read, now())) / double(rows.size());
+    return std::exchange(rows, {});
+  }
+  // Returns the seconds per step before the latest read().
+  double step_seconds() const { return seconds; }
 
  private:
-  StepMetrics names;  // without the values
-  Tensor values;
-  std::optional<c10::Event> copied;
-};
-
-// The steps whose numbers are not read yet.
-class UnreadSteps {
- public:
-  // timeout: of a step, in seconds. With several ranks the watchdog ends the run, and names the rank.
-  UnreadSteps(const Ranks& ranks, double timeout)
-      : timeout(ranks.alone() ? timeout : std::numeric_limits<double>::infinity()) {}
-
-  void add(StepRecord record, PendingMetrics numbers) {
-    steps.emplace_back(std::move(record), std::move(numbers));
-  }
-  // Returns the oldest step with its numbers. Returns nothing if all steps are read, or, unless `all`, if
-  // only the latest step is unread and its numbers are on a GPU.
-  std::optional<StepRecord> next(bool all) {
-    if (steps.empty() || (steps.size() == 1 && !all && steps[0].first.batch.images.is_cuda())) return {};
-    auto [record, numbers] = std::move(steps.front());
-    steps.pop_front();
-    record.numbers = numbers.read(timeout);
-    return std::move(record);
-  }
-
-  StepGuard guard;
-
- private:
-  const double timeout;
-  std::deque<std::pair<StepRecord, PendingMetrics>> steps;
+  const torch::Device device;
+  const bool alone;  // one rank
+  double seconds = 1, last_read = now();
+  std::vector<StepRow> rows;
+  std::vector<Tensor> values;    // [1 + values of the row], of each row
+  std::deque<c10::Event> ended;  // the ends of the latest two steps, on a GPU
 };
 
 }  // namespace yolox
