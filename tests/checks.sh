@@ -57,7 +57,7 @@ run_tests() {  # BUILD FOLDER, ARGUMENTS: the last line of the output is "N case
 
 # Cases that take long at -O0, and whose code others run, too.
 slow='loader: batches depend on seed*,dtr: equal to a plain step under*,dtr: equal to a plain step if*'
-slow+=',dtr: equal to a plain step while*,dtr: rematerialisation repeats no*,dtr: the automatic budget*'
+slow+=',dtr: rematerialisation repeats no*,dtr: the automatic budget*'
 slow+=',augmentation: scale and translation*,augmentation: a single image keeps*'
 # Leak detection is off, because torch and OpenCV keep allocations until the process ends. The quarantine of freed
 # memory is small, because cases that measure memory count it.

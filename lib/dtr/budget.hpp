@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The memory budget of --dtr: the given number of bytes, or the free memory of the device (--dtr auto), and
-// how used memory and the cost of operations are measured on the CPU and on a GPU.
+// how used memory is measured on the CPU and on a GPU.
 #pragma once
 #include <c10/core/CPUAllocator.h>
 #include <malloc.h>
@@ -9,11 +9,6 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
-#include <deque>
-#include <functional>
-#include <memory>
-#include <unordered_map>
-#include <utility>
 
 #include "base/error.hpp"
 #include "dtr/dtr.hpp"
@@ -100,47 +95,6 @@ class AutomaticBudget {
 // of its arguments and results. The speeds are those of a large GPU. Only the ratio of costs matters.
 double estimated_cost(const c10::OperatorHandle& operation, c10::ArrayRef<c10::IValue> given,
                       c10::ArrayRef<c10::IValue> results);
-
-// An event in the stream of a device. An interface, so that tests can replace it.
-struct DeviceEvent {
-  virtual ~DeviceEvent() = default;
-  virtual bool passed() const = 0;  // the device has reached it; never waits
-  virtual double seconds_since(const DeviceEvent& earlier) const = 0;  // both must have passed
-};
-
-// Implementation of DtrSettings::cost for a GPU. The host runs ahead of the GPU, so that events in the stream
-// measure the time. The events are read later, when the GPU has passed them, and the host never waits. The
-// cost is the shortest duration among the first kTimes calls of an operation with the same types and shapes.
-// The first call does not count, because it may load a kernel or choose an algorithm. Until a duration is
-// known, the cost is estimated_cost().
-class DeviceCosts {
- public:
-  using Mark = std::function<std::unique_ptr<DeviceEvent>()>;
-  explicit DeviceCosts(Mark mark) : mark(std::move(mark)) {}
-
-  std::function<double(c10::ArrayRef<c10::IValue>)> operator()(const c10::OperatorHandle& operation,
-                                                               c10::ArrayRef<c10::IValue> given);
-
- private:
-  struct Measurement {
-    double seconds = 0;
-    int times = 0;
-  };
-  struct PendingMeasurement {
-    size_t key;
-    std::shared_ptr<DeviceEvent> before, after;
-  };
-  static constexpr int kTimes = 4;
-
-  // Reads the events that the device has passed, in order.
-  void read_finished_events();
-  // Returns a hash of an operation with the types, shapes and integers of its arguments.
-  static size_t key_of(const c10::OperatorHandle& operation, c10::ArrayRef<c10::IValue> given);
-
-  Mark mark;
-  std::unordered_map<size_t, Measurement> known;
-  std::deque<PendingMeasurement> waiting;
-};
 
 // Returns the settings for --dtr. bytes: the budget; infinity: automatic; 0: DTR is off. ranks_here: number
 // of ranks that share the memory of this machine.

@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/program.hpp"
+#include "base/text.hpp"
 #include "dtr/budget.hpp"
 
 namespace yolox {
@@ -35,8 +36,7 @@ void Dtr::make_room(double bytes) {
   // If another thread holds the mutex, an operation is running, and this thread may be one of its workers.
   // Waiting for the mutex would be a deadlock.
   const std::unique_lock<std::recursive_mutex> lock(mutex, std::try_to_lock);
-  if (!lock || no_eviction) return;
-  const NoEviction once(*this);
+  if (!lock) return;
   while (settings.used().now + bytes > limit && evict_one()) continue;
   // On a GPU, `bytes` is a reserve and not an allocation, so that the limit does not include it.
   limit = std::max(limit.load(), settings.used().now + (on_cpu ? bytes : 0));
@@ -69,9 +69,15 @@ void Dtr::check_budget(double limit) const {
               settings.relative_to_start ? concat(" (", mb(enough - before), " of them for the step)") : "");
 }
 
-void Dtr::Locks::release() {
-  for (Cell* cell : cells) --cell->locks;
-  cells.clear();
+std::string Dtr::slowdown_text(double slowdown) const {
+  return concat(rounded(slowdown), " times the computation", settings.cost ? " by estimated costs" : "");
+}
+
+std::string Dtr::pinned_operations() const {
+  std::string text;
+  for (const auto& [name, bytes] : pinned_bytes)
+    text += concat(text.empty() ? "; never evicted: results of " : ", ", name, " (", short_bytes(bytes), ")");
+  return text;
 }
 
 void Dtr::begin() {
@@ -84,6 +90,7 @@ void Dtr::begin() {
   peak = used;
   cost_at_last_raise = 0;
   largest_allocation_before = std::exchange(largest_allocation, 0);
+  pinned_bytes.clear();
   now_running = this;
   if (!on_cpu) return;
   CountingAllocator::get().before_allocation = [](int64_t bytes) {
@@ -97,10 +104,7 @@ void Dtr::finish() {
   {
     const std::lock_guard<std::recursive_mutex> lock(mutex);
     Locks kept;  // so that rematerialising one cell does not evict another one
-    for (const auto& cell : program_cells()) {
-      make_resident(*cell);
-      kept.add(*cell);
-    }
+    for (const auto& cell : program_cells()) use(*cell, kept);
   }
   end();
 }
@@ -132,7 +136,7 @@ void Dtr::end() {
 std::vector<std::shared_ptr<Dtr::Cell>> Dtr::program_cells() const {
   std::vector<std::shared_ptr<Cell>> all;
   for (const auto& [storage, cell] : cells)
-    if (!cell->constant() && !cell->program.expired()) all.push_back(cell);
+    if (!cell->pinned() && !cell->program.expired()) all.push_back(cell);
   return all;
 }
 
@@ -153,7 +157,7 @@ std::shared_ptr<Dtr::Cell> Dtr::new_cell(StorageImpl* storage) {
 std::shared_ptr<Dtr::Cell> Dtr::cell_to_read(StorageImpl* storage) {
   Cell* cell = cell_of(storage);
   const auto shared = cell ? cell->shared_from_this() : new_cell(storage);
-  if (!shared->constant() || shared->held_memory) return shared;
+  if (!shared->pinned() || shared->held_memory) return shared;
   // Memory of from_blob() may be freed before its storage, so that the record needs a copy.
   const bool borrowed = storage->nbytes() > 0 && !storage->data_ptr().get_context();
   shared->held_memory =
@@ -166,7 +170,7 @@ void Dtr::end_cell(StorageImpl* storage) {
   if (found == cells.end()) return;
   const auto cell = std::move(found->second);
   cells.erase(found);
-  if (cell.use_count() > 1 && cell->constant()) cell->held_memory = dtr_detail::copy_of(cell->storage());
+  if (cell.use_count() > 1 && cell->pinned()) cell->held_memory = dtr_detail::copy_of(cell->storage());
   cell->program = dtr_detail::WeakStorage(StoragePtr());
   cell->leave();
 }
@@ -216,93 +220,58 @@ bool Dtr::evict_one() {
   return true;
 }
 
-void Dtr::make_resident(const Cell& wanted) {
-  if (wanted.resident()) return;
+void Dtr::make_resident(Cell& cell) {
+  if (cell.resident()) return;
   const dtr_detail::NotRecorded unseen;
-  std::vector<Frame> waiting;
-  waiting.emplace_back(wanted.record);
-  while (!waiting.empty()) {
-    Frame& top = waiting.back();
-    check(top.record != nullptr, "DTR: an argument of an operation is evicted and has no record");
-    const auto& arguments = top.record->arguments;
-    const auto here = [&] {
-      Cell* cell = arguments[top.next].cell.get();
-      if (cell && !cell->resident()) return false;
-      if (cell) {
-        top.locks.add(*cell);
-        cell->last_access = clock();
-      }
-      return true;
-    };
-    while (top.next < arguments.size() && here()) ++top.next;
-    if (top.next < arguments.size()) {
-      const auto needed = arguments[top.next].cell->record;
-      waiting.emplace_back(needed);
-    } else {
-      rematerialise(*top.record);
-      waiting.pop_back();
-    }
-  }
-  check(wanted.resident(), "DTR: a repeated operation did not return the evicted result");
+  const auto record = cell.record;
+  check(record != nullptr, "DTR: an argument of an operation is evicted and has no record");
+  Locks locks;
+  for (const Argument& a : record->arguments)
+    if (a.cell) use(*a.cell, locks);
+  rematerialise(*record);
+  check(cell.resident(), "DTR: a repeated operation did not return the evicted result");
 }
 
-Dtr::StoragePtr Dtr::to_overwrite(Cell& cell, const Record& by) {
-  const auto reads = [&](const Argument& a) { return a.cell.get() == &cell; };
-  const auto mine = std::count_if(by.arguments.begin(), by.arguments.end(), reads);
-  if (!cell.held_memory || cell.constant() || cell.locks > mine) return dtr_detail::copy_of(cell.storage());
-  cell.leave();
-  return std::move(cell.held_memory);
+void Dtr::use(Cell& cell, Locks& locks) {
+  make_resident(cell);
+  ++cell.locks;
+  locks.cells.push_back(&cell);
+  cell.last_access = clock();
 }
 
 void Dtr::rematerialise(Record& r) {
   keep_reserve();
-  std::vector<StoragePtr> storages(r.arguments.size());
-  const auto all = [&](const auto& f) {
-    for (size_t i = 0; i < storages.size(); ++i) f(r.arguments[i], storages[i]);
+  size_t next = 0;
+  const auto argument = [&](const Tensor&) {
+    const Argument& a = r.arguments[next++];
+    if (!a.cell) return a.tensor.defined() ? at::empty_like(a.tensor) : Tensor();
+    // Some kernels choose an algorithm by requires_grad.
+    return dtr_detail::on_storage(a.tensor, a.cell->storage()).set_requires_grad(a.requires_grad);
   };
-  all([&](const Argument& a, StoragePtr& storage) {
-    if (a.bytes >= 0) storage = dtr_detail::new_storage(a.bytes, a.device);
-    if (!a.cell || !a.written || storage) return;
-    const StoragePtr memory = to_overwrite(*a.cell, r);
-    all([&](const Argument& b, StoragePtr& same) {  // several arguments may share the storage
-      if (b.cell == a.cell) same = memory;
-    });
-  });
-  std::vector<Tensor> tensors;
-  all([&](const Argument& a, StoragePtr& storage) {
-    if (a.cell && !storage) storage = a.cell->storage();
-    tensors.push_back(storage ? dtr_detail::tensor_on(storage, a) : a.tensor);
-  });
-  Stack stack = dtr_detail::stack_of(r, tensors);
+  Stack stack;
+  for (const IValue& value : r.given) stack.push_back(dtr_detail::with_tensors(value, argument));
   {
-    const dtr_detail::RandomState random(r.generator, r.random);
     const c10::impl::ForceDispatchKeyGuard local(r.local);
     const c10::AutoGradMode grad_mode(r.grad_mode);
-    const auto writes = [](const Argument& a) { return a.written; };
-    const bool anew = std::none_of(r.arguments.begin(), r.arguments.end(), writes) && !r.random.defined();
-    compute(r.operation, r.keys, Stack(stack), anew, {}, stack);
+    compute(r.operation, r.keys, Stack(stack), /*repeatable=*/true, {}, stack);
   }
-  const size_t first = stack.size() - r.operation.schema().returns().size();
+  std::vector<Tensor> returned;
+  for (size_t i = stack.size() - r.operation.schema().returns().size(); i < stack.size(); ++i)
+    dtr_detail::each_tensor(stack[i], [&](const Tensor& t) { returned.push_back(t); });
   for (const Result& result : r.results) {
     const auto cell = result.cell.lock();
     if (!cell || cell->resident()) continue;
-    if (result.given >= 0) {
-      attach_memory(*cell, storages[size_t(result.given)]);
-    } else {
-      const IValue& value = stack[first + size_t(result.returned)];
-      const Tensor t = result.item < 0 ? value.toTensor() : value.toListRef()[size_t(result.item)].toTensor();
-      check(t.sizes() == result.shape.sizes_arrayref() && t.strides() == result.shape.strides_arrayref() &&
-                t.storage_offset() == result.offset,
-            "DTR: ", r.operation.schema().name(), ", repeated, returned a result with another memory layout");
-      attach_memory(*cell, dtr_detail::share(dtr_detail::storage_of(t)));
-    }
+    const Tensor& t = returned.at(result.index);
+    check(t.sizes() == result.layout.sizes() && t.strides() == result.layout.strides() &&
+              t.storage_offset() == result.layout.storage_offset(),
+          "DTR: ", r.operation.schema().name(), ", repeated, returned a result with another memory layout");
+    attach_memory(*cell, dtr_detail::share(dtr_detail::storage_of(t)));
   }
   ++done.rematerialisations;
   done.remat_cost += r.cost;
   // If the limit is much too small, every evicted storage is needed again at once, and the step would not
   // end.
-  if (done.remat_cost - cost_at_last_raise > settings.max_remat_ratio * done.cost &&
-      done.rematerialisations > 1000) {
+  if (done.remat_cost - cost_at_last_raise > kMaxRematRatio * done.cost && done.rematerialisations > 1000) {
     limit = 1.2 * limit;
     cost_at_last_raise = done.remat_cost;
   }
@@ -322,7 +291,7 @@ void Dtr::attach_memory(Cell& cell, const StoragePtr& storage) {
 }
 
 void Dtr::compute(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, c10::ArrayRef<IValue> given,
-                  bool anew, c10::ArrayRef<Tensor> statistics, Stack& stack) {
+                  bool repeatable, c10::ArrayRef<Tensor> statistics, Stack& stack) {
   const size_t below = stack.size() - given.size();
   std::vector<Tensor> before;
   for (double wanted = 64e6;; wanted *= 2) {
@@ -342,7 +311,7 @@ void Dtr::compute(const c10::OperatorHandle& operation, c10::DispatchKeySet keys
     } catch (const std::exception& e) {
       if (!is_out_of_memory(e)) throw;
       ++done.out_of_memory_count;
-      if (!anew) throw;
+      if (!repeatable) throw;
       const dtr_detail::NotRecorded unseen;
       bool any = false;
       while (settings.used().now > used - wanted && evict_one()) any = true;
@@ -355,203 +324,105 @@ void Dtr::compute(const c10::OperatorHandle& operation, c10::DispatchKeySet keys
   }
 }
 
-const Dtr::About& Dtr::info_of(const c10::OperatorHandle& operation) {
+const dtr_detail::OpInfo& Dtr::info_of(const c10::OperatorHandle& operation) {
   auto& one = known[&operation.schema()];
-  if (!one) one = std::make_unique<About>(operation);
+  if (!one) one = std::make_unique<OpInfo>(operation);
   return *one;
 }
 
-Dtr::Inputs Dtr::inputs_of(const About& info, c10::ArrayRef<IValue> given) const {
+Dtr::Inputs Dtr::inputs_of(const OpInfo& info, c10::ArrayRef<IValue> given) {
   const bool moves = info.training < 0 || (given[info.training].isBool() && given[info.training].toBool());
   Inputs inputs;
   for (size_t i = 0; i < given.size(); ++i)
     dtr_detail::each_tensor(given[i], [&](const Tensor& t) {
       StorageImpl* storage = dtr_detail::storage_of(t);
       const bool statistics = info.statistics[i] && moves;
-      inputs.push_back({storage, storage ? cell_of(storage) : nullptr, &t, storage ? storage->nbytes() : 0,
-                        info.written[i] || info.unknown || statistics, statistics, false});
+      const bool written = info.written[i] || info.unknown || statistics;
+      inputs.push_back({storage, &t, written, statistics});
+      if (const Cell* cell = written ? cell_of(storage) : nullptr; cell && cell->pinned()) end_cell(storage);
     });
-  if (!info.overwrites || !inputs[0].cell || inputs[0].cell->kept_alive()) return inputs;
-  const Tensor& t = *inputs[0].tensor;
-  inputs[0].overwritten = t.is_non_overlapping_and_dense() && t.nbytes() == inputs[0].storage->nbytes();
-  for (size_t i = 1; i < inputs.size(); ++i) inputs[0].overwritten &= inputs[i].storage != inputs[0].storage;
   return inputs;
-}
-
-bool Dtr::detach_constants(Inputs& inputs) {
-  bool any = false;
-  for (const Input& in : inputs) {
-    if (!in.storage || !in.written || in.overwritten || (in.cell && !in.cell->constant())) continue;
-    any |= !in.statistics;
-    if (!in.cell) continue;
-    const dtr_detail::NotRecorded unseen;
-    end_cell(in.storage);
-    for (Input& other : inputs)
-      if (other.storage == in.storage) other.cell = nullptr;
-  }
-  return any;
-}
-
-void Dtr::lock(const Inputs& inputs, Locks& locks) {
-  const auto lock_one = [&](Cell& cell) {
-    make_resident(cell);
-    locks.add(cell);
-    cell.last_access = clock();
-  };
-  for (const Input& in : inputs)
-    if (in.cell && !in.overwritten) lock_one(*in.cell);
-  // All inputs that are read are resident now, so that no rematerialisation needs the old contents of a
-  // storage that is overwritten. An evicted one of these gets uninitialised memory.
-  for (const Input& in : inputs) {
-    if (!in.cell || !in.overwritten) continue;
-    if (in.cell->evicted) {
-      auto memory = dtr_detail::new_storage(in.cell->bytes, in.cell->device);
-      in.storage->set_data_ptr_noswap(std::move(memory->_mutable_data_ptr_no_checks()));
-      in.cell->evicted = false;
-    }
-    lock_one(*in.cell);
-  }
 }
 
 std::shared_ptr<dtr_detail::Record> Dtr::record_of(const c10::OperatorHandle& operation,
                                                    c10::DispatchKeySet keys, c10::ArrayRef<IValue> given,
-                                                   const Inputs& inputs) {
+                                                   const Inputs& inputs, double cost) {
   auto r = std::make_shared<Record>(operation, keys);
-  r->slots.reserve(given.size());
+  r->cost = cost;
+  r->given.reserve(given.size());
+  for (const IValue& value : given)
+    r->given.push_back(dtr_detail::with_tensors(value, [](const Tensor&) { return Tensor(); }));
   r->arguments.reserve(inputs.size());
-  for (const IValue& value : given) {
-    if (value.isTensor())
-      r->slots.push_back({IValue(), Record::kTensor, 1});
-    else if (value.isTensorList())
-      r->slots.push_back({IValue(), Record::kList, value.toListRef().size()});
-    else if (value.isOptionalTensorList())
-      r->slots.push_back({IValue(), Record::kOptionalList, value.toListRef().size()});
-    else
-      r->slots.push_back({value, Record::kValue, 0});
-  }
   for (const Input& in : inputs) {
     Argument& a = r->arguments.emplace_back();
-    const Tensor& t = *in.tensor;
-    if (!in.storage) {
-      a.tensor = t;
-      continue;
-    }
-    if (in.statistics || in.overwritten)  // the result does not depend on the contents
-      a.bytes = int64_t(in.storage->nbytes());
-    else
-      a.cell = cell_to_read(in.storage);
-    a.written = in.written && !in.statistics;
-    a.is_number = t.unsafeGetTensorImpl()->is_wrapped_number();
-    a.requires_grad = t.requires_grad();
-    a.device = t.device();
-    a.offset = t.storage_offset();
-    a.type = t.dtype();
-    a.keys = t.key_set();
-    a.shape = dtr_detail::shape_of(t);
+    a.tensor = *in.tensor;
+    if (!in.storage || in.statistics) continue;
+    a.cell = cell_to_read(in.storage);
+    a.tensor = dtr_detail::on_storage(*in.tensor, nullptr);
+    a.requires_grad = in.tensor->requires_grad();
   }
   return r;
 }
 
-void Dtr::record_results(const Inputs& inputs, c10::ArrayRef<IValue> results, bool empty, bool once,
-                         const std::function<std::shared_ptr<Record>()>& record) {
-  const auto computed = [&](StorageImpl* storage, Result result) {
-    const auto by = record();  // before end_cell(), because the record may read the old cell
-    if (result.given >= 0) end_cell(storage);
-    const auto cell = new_cell(storage);
-    cell->record = by;
-    cell->enter(evictable);
-    result.cell = cell;
-    by->results.push_back(std::move(result));
-  };
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const Input& in = inputs[i];
-    if (!in.written || !in.cell) continue;
-    const auto same = [&](const Input& other) { return other.written && other.storage == in.storage; };
-    if (std::any_of(inputs.begin(), inputs.begin() + i, same)) continue;
-    if (once || in.statistics)
-      end_cell(in.storage);
-    else
-      computed(in.storage, {-1, -1, int(i), {}, 0, {}});
-  }
-  for (size_t r = 0; r < results.size(); ++r) {
-    int item = results[r].isTensor() ? -1 : 0;
-    dtr_detail::each_tensor(results[r], [&](const Tensor& t) {
-      const int this_item = item < 0 ? -1 : item++;
-      StorageImpl* storage = dtr_detail::storage_of(t);
-      if (!storage || storage->device_type() != settings.device || cell_of(storage) ||
-          int64_t(storage->nbytes()) < settings.min_size)
-        return;
-      for (const Input& in : inputs)
-        if (in.storage == storage) return;  // a view of an input
-      if (empty)
-        new_cell(storage);
-      else if (!once && t.storage().use_count() == 1)  // else another object may hold the storage
-        computed(storage, {int(r), this_item, -1, dtr_detail::shape_of(t), t.storage_offset()});
-    });
-  }
-}
-
 void Dtr::call(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const std::lock_guard<std::recursive_mutex> guard(mutex);
-  const About& info = info_of(operation);
+  const OpInfo& info = info_of(operation);
   if (++done.operations % 64 == 0) sweep();
   if (info.view) return operation.redispatchBoxed(keys, stack);
 
   const c10::SmallVector<IValue, 12> given(stack->end() - int64_t(info.arguments), stack->end());
-  Inputs inputs = inputs_of(info, given);
-  const bool writes_constant = detach_constants(inputs);
-  Locks locks;
-  lock(inputs, locks);
-  const bool backward = torch::autograd::get_current_node() != nullptr;
-  at::Generator generator;
-  Tensor random;
-  if (info.random && !backward) {
-    generator = dtr_detail::generator_of(given);
-    const std::lock_guard<std::mutex> lock_generator(generator.mutex());
-    random = generator.get_state();
-  }
-
-  const double start = now();
-  const auto cost_by = settings.cost ? settings.cost(operation, given) : nullptr;
-  const auto writes = [](const Input& in) { return in.written && !in.statistics; };
+  const Inputs inputs = inputs_of(info, given);
   // A collective cannot be repeated after an error, because the other ranks may have taken part in it.
   const bool collective =
       info.once && std::any_of(given.begin(), given.end(), [](const IValue& v) { return v.isObject(); });
-  const bool anew =
-      std::none_of(inputs.begin(), inputs.end(), writes) && !info.random && !info.unknown && !collective;
+  const bool repeatable = !info.changes && !collective;
   std::vector<Tensor> statistics;
   for (const Input& in : inputs)
-    if (anew && in.statistics) statistics.push_back(*in.tensor);
-  compute(operation, keys, given, anew, statistics, *stack);
-
-  const c10::ArrayRef<IValue> results(stack->data() + stack->size() - info.returns, info.returns);
-  const double cost = cost_by ? cost_by(results) : now() - start;
-  done.cost += cost;
-  locks.release();
-  std::optional<NoEviction> noting(*this);  // the cells of written storages are still the old ones
-  if (backward) {
+    if (repeatable && in.statistics) statistics.push_back(*in.tensor);
+  double cost = 0;
+  {
+    Locks locks;
     for (const Input& in : inputs)
-      if (in.storage && in.written) end_cell(in.storage);
-  } else {
-    std::shared_ptr<Record> record;
-    const auto resized = [](const Input& in) { return in.storage && in.storage->nbytes() != in.bytes; };
-    const bool once = info.once || writes_constant || std::any_of(inputs.begin(), inputs.end(), resized);
-    record_results(inputs, results, info.empty, once, [&] {
-      if (record) return record;
-      record = record_of(operation, keys, given, inputs);
-      record->cost = cost;
-      record->generator = generator;
-      record->random = random;
-      return record;
-    });
+      if (Cell* cell = cell_of(in.storage)) use(*cell, locks);
+    const double start = now();
+    compute(operation, keys, given, repeatable, statistics, *stack);
+    cost = now() - start;
   }
-  noting.reset();
+  const c10::ArrayRef<IValue> results(stack->data() + stack->size() - info.returns, info.returns);
+  if (settings.cost) cost = settings.cost(operation, given, results);
+  done.cost += cost;
+
+  for (const Input& in : inputs)
+    if (in.written) end_cell(in.storage);
+  const bool backward = torch::autograd::get_current_node() != nullptr;
+  // A tensor without a storage, such as a sparse one, may hold other tensors in a way that DTR cannot see.
+  const auto opaque = [](const Tensor& t) { return t.defined() && !t.has_storage(); };
+  bool any_opaque =
+      std::any_of(inputs.begin(), inputs.end(), [&](const Input& in) { return opaque(*in.tensor); });
   for (const IValue& value : results)
-    dtr_detail::each_tensor(value, [&](const Tensor& t) {
-      // A tensor without a storage, such as a sparse one, may hold the inputs in a way that DTR cannot see.
-      if (t.defined() && !t.has_storage())
-        for (const Input& in : inputs) pin(*in.tensor);
-    });
+    dtr_detail::each_tensor(value, [&](const Tensor& t) { any_opaque |= opaque(t); });
+  if (any_opaque)
+    for (const Input& in : inputs) pin(*in.tensor);
+  const bool pinned = info.once || any_opaque || backward;
+  const bool note = (info.changes || any_opaque) && !backward && c10::GradMode::is_enabled();
+
+  std::shared_ptr<Record> record;
+  const auto add_result = [&](const Tensor& t, size_t index) {
+    StorageImpl* storage = dtr_detail::storage_of(t);
+    const auto same = [&](const Input& in) { return in.storage == storage; };
+    if (!is_large(storage)) return;
+    if (note) pinned_bytes[operation.schema().name()] += double(storage->nbytes());
+    if (pinned || cell_of(storage) || std::any_of(inputs.begin(), inputs.end(), same)) return;
+    if (t.storage().use_count() > 1) return;  // another object may hold the storage
+    if (!record) record = record_of(operation, keys, given, inputs, cost);
+    const auto cell = new_cell(storage);
+    cell->record = record;
+    cell->enter(evictable);
+    record->results.push_back({index, dtr_detail::on_storage(t, nullptr), cell});
+  };
+  size_t index = 0;
+  for (const IValue& value : results)
+    dtr_detail::each_tensor(value, [&](const Tensor& t) { add_result(t, index++); });
   keep_reserve();
 }
 

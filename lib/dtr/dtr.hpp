@@ -9,9 +9,10 @@
 // tensors are ordinary, nothing is recorded, and DTR costs nothing.
 //
 // Data structures. A *cell* is one version of a storage: its contents from one write to the next. All views
-// (aliases) of a storage share its cell. A *record* is an executed operation: its arguments, with cells in
-// place of tensors, and the state of the random number generator. A cell points to the record that computes
-// it. An in-place operation ends the cell of its storage and starts a new one.
+// (aliases) of a storage share its cell. A *record* is an executed operation and its arguments, with cells in
+// place of tensors. A cell points to the record that computes it. Only operations whose results depend on
+// their arguments alone are recorded. An in-place operation ends the cell of its storage, which is pinned
+// from then on.
 //
 // Eviction frees the memory of the program's storage, while the StorageImpl object stays, so that autograd
 // and the program keep ordinary tensors. Rematerialisation repeats the cell's record, after it has
@@ -25,13 +26,11 @@
 // Pinned (never evicted): storages smaller than min_size; parameters, images and all other tensors that are
 // older than the step; and
 //   - outputs of backward operations, because repeating one would repeat all of backward up to it,
-//   - outputs of operations that resize an input, and outputs of operations that write to a pinned storage,
-//     because such a write must not happen twice,
+//   - storages that an operation has written in place, and outputs of random operations and of empty(),
 //   - outputs of operations of the namespace yolox_once: collectives, and operations that update running
 //     statistics,
 //   - inputs and outputs of operations of unknown namespaces, which may write to any of them,
-//   - the storage of empty(), until an operation overwrites all of it, because the program may fill the
-//     memory through data_ptr().
+//   - inputs and outputs of operations on tensors without a storage, such as sparse ones.
 // A pinned storage that a record reads stays alive as long as the record. If the program overwrites the
 // storage, DTR copies the old contents first.
 //
@@ -47,12 +46,13 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <type_traits>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "base/memory.hpp"
@@ -72,13 +72,11 @@ struct DtrSettings {
   bool relative_to_start = false;      // the budget does not include the memory that is in use before a step
   int64_t min_size = 64 << 10;         // bytes; smaller storages are pinned
   c10::DeviceType device = c10::kCPU;  // storages on other devices are pinned
-  double max_remat_ratio = 4;          // rematerialisation / step cost at which the limit is raised
-  std::function<AllocatedBytes()> used =
-      {};  // bytes allocated; default: those of CountingAllocator, on the CPU
-  // Measures the cost of an operation, in any unit. Called with the arguments before the operation; the
-  // returned function is called with the results after it and returns the cost. Default: seconds on the host.
-  std::function<std::function<double(c10::ArrayRef<c10::IValue>)>(const c10::OperatorHandle&,
-                                                                  c10::ArrayRef<c10::IValue>)>
+  // Returns the allocated bytes. Default: those of CountingAllocator, on the CPU.
+  std::function<AllocatedBytes()> used = {};
+  // Estimates the cost of an operation, in any unit, from its arguments and results. Default: the measured
+  // seconds on the host.
+  std::function<double(const c10::OperatorHandle&, c10::ArrayRef<c10::IValue>, c10::ArrayRef<c10::IValue>)>
       cost = {};
 };
 
@@ -117,6 +115,11 @@ class Dtr {
 
   bool on() const { return settings.budget > 0 || settings.automatic; }
   const DtrStep& step() const { return done; }  // statistics of the latest step
+  // Returns "N times the computation", and says if the costs behind this factor are estimates.
+  std::string slowdown_text(double slowdown) const;
+  // Names the operations of the latest step whose results are pinned although backward may read them:
+  // in-place, random and unknown ones. Returns the end of a line for the log, or "".
+  std::string pinned_operations() const;
 
   // A step within the budget, from the construction to finish(). All tensors that exist afterwards are
   // ordinary tensors with their contents. If the budget is too small, the step uses more memory instead of
@@ -180,12 +183,14 @@ class Dtr {
   // Factor by which a step may exceed its budget, because allocators round sizes up and threads allocate at
   // the same time.
   static constexpr double kSlack = 1.01;
+  // Ratio of the costs of rematerialisation and of the step at which a step raises its limit.
+  static constexpr double kMaxRematRatio = 4;
 
  private:
-  using About = dtr_detail::OpInfo;
   using Argument = dtr_detail::Argument;
-  using Cell = dtr_detail::StorageVersion;
+  using Cell = dtr_detail::Cell;
   using IValue = c10::IValue;
+  using OpInfo = dtr_detail::OpInfo;
   using Record = dtr_detail::Record;
   using Result = dtr_detail::Result;
   using Stack = torch::jit::Stack;
@@ -196,35 +201,20 @@ class Dtr {
   // A tensor argument of an operation that is about to run.
   struct Input {
     StorageImpl* storage;  // null: the tensor has no storage
-    Cell* cell;            // null: a pinned storage that no record reads
     const Tensor* tensor;
-    size_t bytes;      // of the storage, before the operation
-    bool written;      // the operation writes to the tensor
-    bool statistics;   // running statistics of a batch norm, which the operation updates
-    bool overwritten;  // the operation overwrites the whole storage without reading from it
+    bool written;     // the operation writes to the tensor
+    bool statistics;  // running statistics of a batch norm, which the operation updates
   };
   using Inputs = c10::SmallVector<Input, 8>;
-
-  // Disables eviction by make_room() in its scope.
-  struct NoEviction {
-    explicit NoEviction(Dtr& d) : dtr(d), before(std::exchange(d.no_eviction, true)) {}
-    ~NoEviction() { dtr.no_eviction = before; }
-    Dtr& dtr;
-    bool before;
-  };
 
   // Locks cells in its scope. A locked cell is not evicted, because an operation reads it.
   struct Locks {
     c10::SmallVector<Cell*, 8> cells;
     Locks() = default;
-    Locks(Locks&&) = default;
     Locks(const Locks&) = delete;
-    ~Locks() { release(); }
-    void add(Cell& cell) {
-      ++cell.locks;
-      cells.push_back(&cell);
+    ~Locks() {
+      for (Cell* cell : cells) --cell->locks;
     }
-    void release();
   };
 
   // ---- a step
@@ -244,14 +234,14 @@ class Dtr {
   // Returns the current cell of a storage, or null.
   Cell* cell_of(StorageImpl* storage) const;
   std::shared_ptr<Cell> new_cell(StorageImpl* storage);
-  // Returns the cell that a new record reads. A constant cell, which has no record, holds its storage until
-  // the last record that reads the cell is destroyed.
+  // Returns the cell that a new record reads. A pinned cell, which has no record, holds its storage until the
+  // last record that reads the cell is destroyed.
   std::shared_ptr<Cell> cell_to_read(StorageImpl* storage);
   // Detaches the cell from its storage, because an operation writes new contents. Copies the old contents of
-  // a constant that a record reads, so call it before the write. For a cell with a record, which can be
-  // rematerialised, it may be called after the write.
+  // a pinned cell that a record reads, so call it before the write. For a cell with a record, which can be
+  // rematerialised, call it after the write.
   void end_cell(StorageImpl* storage);
-  // Erases the cells of storages that the program has freed, and constants that no record reads any more.
+  // Erases the cells of storages that the program has freed, and pinned cells that no record reads any more.
   void sweep();
   // Returns the time that staleness is measured in: the cost of all operations since the start of the step.
   double clock() const { return done.cost + done.remat_cost; }
@@ -270,20 +260,10 @@ class Dtr {
 
   // ---- rematerialisation
 
-  struct Frame {  // a record that waits until its arguments are resident
-    explicit Frame(std::shared_ptr<Record> r) : record(std::move(r)) {}
-    std::shared_ptr<Record> record;
-    size_t next = 0;  // index of the first argument that is not yet locked
-    Locks locks;
-  };
-  // Rematerialises a cell and its evicted ancestors. Uses a stack of its own instead of recursion, because a
-  // chain of records may be longer than the call stack allows.
-  void make_resident(const Cell& wanted);
-
-  // Returns memory with the contents of a cell, which the record `by` is about to overwrite: the memory of
-  // the cell itself if nobody else needs it, else a copy.
-  static StoragePtr to_overwrite(Cell& cell, const Record& by);
-
+  // Rematerialises a cell and its evicted ancestors.
+  void make_resident(Cell& cell);
+  // Rematerialises a cell and locks it.
+  void use(Cell& cell, Locks& locks);
   // Repeats an operation whose arguments are resident, and gives its evicted results their memory back.
   void rematerialise(Record& r);
   // Moves the memory of `storage` into the program's storage of the cell, or into the cell if the program has
@@ -293,32 +273,29 @@ class Dtr {
   // ---- an operation
 
   // Calls the kernel with the arguments on top of the stack. given: the same arguments. If memory runs out,
-  // evicts more than the budget requires and calls the kernel again, unless `anew` is false. anew: the kernel
-  // may be called again, because a failed call changes neither a tensor, except `statistics`, nor the random
-  // number generator. statistics: tensors that get their old values back before the kernel is called again.
+  // evicts more than the budget requires and calls the kernel again, unless `repeatable` is false.
+  // repeatable: a failed call changes nothing but `statistics`, which get their old values back before the
+  // next call.
   void compute(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, c10::ArrayRef<IValue> given,
-               bool anew, c10::ArrayRef<Tensor> statistics, Stack& stack);
+               bool repeatable, c10::ArrayRef<Tensor> statistics, Stack& stack);
   // Returns the properties of an operation; cached.
-  const About& info_of(const c10::OperatorHandle& operation);
-  Inputs inputs_of(const About& info, c10::ArrayRef<IValue> given) const;
-  // Prepares constants that the operation writes to: records that read a constant get a copy of its old
-  // contents. Returns true if the operation writes to a pinned storage other than running statistics.
-  bool detach_constants(Inputs& inputs);
-  // Rematerialises and locks the cells of the inputs.
-  void lock(const Inputs& inputs, Locks& locks);
+  const OpInfo& info_of(const c10::OperatorHandle& operation);
+  // Returns the tensor arguments. Ends pinned cells that the operation is about to overwrite.
+  Inputs inputs_of(const OpInfo& info, c10::ArrayRef<IValue> given);
   std::shared_ptr<Record> record_of(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
-                                    c10::ArrayRef<IValue> given, const Inputs& inputs);
-  // Makes cells for the storages that the operation wrote or returned. record() returns the record that
-  // computes these cells. empty: the memory is uninitialised. once: the results are pinned, because the
-  // operation must not be repeated.
-  void record_results(const Inputs& inputs, c10::ArrayRef<IValue> results, bool empty, bool once,
-                      const std::function<std::shared_ptr<Record>()>& record);
+                                    c10::ArrayRef<IValue> given, const Inputs& inputs, double cost);
+  // Returns true if a cell of this storage could be evicted.
+  bool is_large(StorageImpl* storage) const {
+    return storage && storage->device_type() == settings.device &&
+           int64_t(storage->nbytes()) >= settings.min_size;
+  }
 
   inline static std::atomic<Dtr*> now_running{nullptr};
 
   DtrSettings settings;
-  bool on_cpu = false, no_eviction = false;
+  bool on_cpu = false;
   DtrStep done;
+  std::map<std::string, double> pinned_bytes;  // of this step, by operation; see pinned_operations()
   std::atomic<double> limit{0};  // bytes; the budget, or more if the step does not fit in the budget
   std::atomic<double> peak{0};   // bytes; maximum in this step
   double largest_allocation = 0,
@@ -326,8 +303,8 @@ class Dtr {
   double cost_at_last_raise = 0;         // done.remat_cost when the limit was last raised
   std::recursive_mutex mutex;
   std::vector<Cell*> evictable;  // evictable cells, locked ones included; must outlive `cells`
-  std::unordered_map<StorageImpl*, std::shared_ptr<Cell>> cells;  // the current cell of each storage
-  std::unordered_map<const void*, std::unique_ptr<About>> known;  // by schema
+  std::unordered_map<StorageImpl*, std::shared_ptr<Cell>> cells;   // the current cell of each storage
+  std::unordered_map<const void*, std::unique_ptr<OpInfo>> known;  // by schema
 };
 
 // Rematerialises the storage of `t` and pins it until the step ends. Call it before code that reads or writes

@@ -71,10 +71,11 @@ double TrialStep::operator()(int64_t images, int64_t accum) const {
                  torch::zeros({images, 20}, torch::TensorOptions(torch::kLong).device(device)),
                  std::vector<int64_t>(images, 20)}};
     resize_batch(input.images, input.targets, largest);
-    // Warm-up: the first step is slow, and DTR first has to measure costs on a GPU.
-    const int warm_ups = !dtr.on() ? 0 : device.is_cpu() ? 1 : 2;
-    for (int i = 0; i <= warm_ups; ++i)
+    const auto step = [&] {
       dtr.run([&] { forward_backward(t, input, parts, /*use_l1=*/false, nullptr, nullptr); });
+    };
+    if (dtr.on()) step();  // the first step is slow
+    step();
     if (device.is_cuda()) torch::cuda::synchronize(device.index());
     bytes = memory_peak(device) + waiting;
   } catch (const std::exception& e) {
@@ -110,7 +111,7 @@ static std::string find_batch(Config& config, const TrialStep& trial, int64_t n,
     const DtrStep& s = trial.dtr.step();
     const double slowdown = ranks.max(s.slowdown()), dtr_budget = ranks.max(s.budget);
     const bool ran = std::isfinite(bytes) && ranks.max(s.limit > Dtr::kSlack * s.budget) == 0;
-    const std::string times = with_dtr ? concat(", ", rounded(slowdown), " times the computation") : "";
+    const std::string times = with_dtr ? ", " + trial.dtr.slowdown_text(slowdown) : "";
     log.line(concat("bs auto: ", images, world > 1 ? " images per rank " : " images ",
                     ran ? "need " + short_bytes(bytes) + times : "do not fit"));
     // The process also uses memory that DTR does not count. That part must not decide the batch size, unless
@@ -155,7 +156,7 @@ static std::string try_dtr_step(const Config& config, const TrialStep& trial, in
   const double peak = ranks.max(s.peak), slowdown = ranks.max(s.slowdown());
   return concat("dtr     ", trial.largest.height, "x", trial.largest.width, ": a step needs ",
                 short_bytes(peak), " of ", short_bytes(s.budget), "; ", s.rematerialisations,
-                " rematerialisations, ", rounded(slowdown), " times the computation",
+                " rematerialisations, ", trial.dtr.slowdown_text(slowdown), trial.dtr.pinned_operations(),
                 s.limit > Dtr::kSlack * s.budget ? "; warning: this exceeds the free memory" : "");
 }
 
