@@ -331,11 +331,7 @@ inline void backward_norm(const Tensor& dz, const Tensor& x, const Tensor& saved
   });
 }
 
-// Returns the operator of this name. Function: the type of its kernel function.
-template <class Function>
-auto operation(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
-}
+using sync_bn_detail::operation;
 
 // Registers the operators, once per program. This is a function and not a global object, so that only sources
 // that call it compile the operators.

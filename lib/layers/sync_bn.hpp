@@ -34,24 +34,26 @@ inline void register_collectives() {
   }();
 }
 
+// Returns the operator of this name. Function: its type.
+template <class Function>
+auto operation(const char* name) {
+  register_collectives();
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
+}
+
 // All-reduces x (sum) in place.
 inline void all_reduce_once(const Tensor& x, const CollectivesPtr& over) {
-  register_collectives();
-  static const auto operation = c10::Dispatcher::singleton()
-                                    .findSchemaOrThrow("yolox_once::all_reduce", "")
-                                    .typed<void(Tensor, const CollectivesPtr&)>();
+  static const auto sum = operation<void(Tensor, const CollectivesPtr&)>("yolox_once::all_reduce");
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  operation.call(x, over);
+  sum.call(x, over);
 }
 
 // All-gathers x [n]. Returns [world size, n].
 inline Tensor all_gather_once(const Tensor& x, const CollectivesPtr& over) {
-  register_collectives();
-  static const auto operation = c10::Dispatcher::singleton()
-                                    .findSchemaOrThrow("yolox_once::all_gather", "")
-                                    .typed<Tensor(const Tensor&, const CollectivesPtr&)>();
+  static const auto gather =
+      operation<Tensor(const Tensor&, const CollectivesPtr&)>("yolox_once::all_gather");
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  return operation.call(x, over);
+  return gather.call(x, over);
 }
 
 // Batch statistics over all ranks.
