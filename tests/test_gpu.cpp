@@ -118,13 +118,6 @@ GPU_TEST("gpu: losses, assignment and gradients equal those of the CPU") {
   }
 }
 
-TEST_CASE("gpu: the loader uses its pinned memory again" * needs_real_gpu) {
-  Loader loader(noise(64, 2), 0, 80, 2, {64, 64}, 2, /*pinned=*/true);
-  std::set<const void*> places;
-  for (int i = 0; i < 40; ++i) places.insert(loader.next().images.const_data_ptr());
-  CHECK(places.size() <= 8);
-}
-
 GPU_TEST("gpu: NMS keeps the boxes that it keeps on the CPU") {
   torch::manual_seed(6);
   Tensor decoded = torch::rand({19, 3000, 5 + 4});

@@ -157,23 +157,3 @@ PROGRAM_TEST("simulated: cases of gpu-check fail if kernels or replays leave out
   CHECK(code("", graphs) == 0);
   CHECK(code("SIMULATED_CUDA_GRAPHS=incomplete", graphs) == 1);
 }
-
-GPU_PROGRAM_TEST(
-    "gpu: train: with --deterministic, a run that was killed and resumed has the checkpoint of an "
-    "undisturbed one") {
-  DataDir dir(12);
-  const std::string flags =
-      "--data data --model yolox-nano --size 64 --bs 4 --epochs 4 --eval-interval 0 --save-minutes 0.00001 "
-      "--deterministic --device cuda --out ";
-  for (const std::string amp : {"off", "fp16"}) {
-    INFO(amp);
-    const std::string with = " --amp " + amp;
-    succeed(dir, "train", flags + amp + "_a" + with);
-    Process p(dir, "train", flags + amp + "_b" + with);
-    REQUIRE(p.until([&] { return metric_rows(dir / (amp + "_b/metrics.csv")).size() >= 1; }));
-    kill(p.pid, SIGKILL);
-    p.wait();
-    succeed(dir, "train", concat("--resume ", amp, "_b"));
-    CHECK(difference(dir / (amp + "_b/last.pth"), dir / (amp + "_a/last.pth")) == "");
-  }
-}
