@@ -72,12 +72,13 @@ static Losses forward_backward(Training& t, const Input& input, int64_t parts, b
 
 // forward_backward() of a step, in more micro-batches if memory runs out.
 static Losses fit_forward_backward(Training& t, const StepInput& in, MicroBatches& micro_batches, Dtr& dtr,
-                                   Ranks* ranks, std::optional<GradientReducer>& reducer) {
+                                   Ranks& ranks, std::optional<GradientReducer>& reducer) {
+  Ranks* const others = ranks.alone() ? nullptr : &ranks;
   for (int64_t parts = micro_batches.begin();;) {
     try {
       const Input input = make_network_input(in.batch, in.size, t.legacy_preproc, t.type);
       Dtr::Scope budget(dtr);
-      Losses losses = forward_backward(t, input, parts, in.use_l1, ranks, reducer ? &*reducer : nullptr);
+      Losses losses = forward_backward(t, input, parts, in.use_l1, others, reducer ? &*reducer : nullptr);
       budget.finish();
       micro_batches.succeeded(parts);
       return losses;
@@ -148,7 +149,8 @@ static void end_of_epoch(Training& t, const Plan& plan, const Splits& data, Rank
   YOLOX model = new_model(config, saved, data.train, device, info, saved.notes);
   const ImageSize base{int(info.height), int(info.width)};
   if (config.dry_run) return dry_run(config, data, model, base, device, saved.notes, ranks);
-  Training t = new_training(config, model, info, data.train, device, /*casts_together=*/!dtr.on());
+  YOLOX ema = config.ema == 0 ? YOLOX(nullptr) : copy_of(model, device);
+  Training t = new_training(config, model, ema, info, data.train, device, /*casts_together=*/!dtr.on());
 
   // ---- run folder, log, batch size, plan, checkpoint, start of the run
   const std::string run = open_run_folder(config, saved, ranks);
@@ -170,10 +172,9 @@ static void end_of_epoch(Training& t, const Plan& plan, const Splits& data, Rank
 
   // ---- several ranks: equal weights, all-reduce of the gradients, SyncBN
   ranks.broadcast(tensors_of(t));
-  Ranks* const others = ranks.alone() ? nullptr : &ranks;
   std::optional<GradientReducer> reducer;  // unused with --graph: a graph cannot record it
-  if (others && !config.graph) reducer.emplace(ranks, trainable_parameters(*model));
-  if (others && config.sync_bn) use_sync_bn(*model, ranks.sync_bn_collectives());
+  if (!ranks.alone() && !config.graph) reducer.emplace(ranks, trainable_parameters(*model));
+  if (!ranks.alone() && config.sync_bn) use_sync_bn(*model, ranks.sync_bn_collectives());
   // Not destroyed after an error either: it would wait for a GPU that waits for dead ranks.
   StepGraphs& graphs = *new StepGraphs(config.graph, *model, device, ranks, log);
 
@@ -188,10 +189,10 @@ static void end_of_epoch(Training& t, const Plan& plan, const Splits& data, Rank
   try {
     while (!agreed.signal && !is_complete(t, plan)) {
       const StepInput next = step_input(plan, t.iteration, t.ema_updates, batches.next());
-      progress.start_step(t.iteration, next.batch, batches.reset_waiting_time());
+      progress.start_step(plan, t.iteration, next.batch, batches.reset_waiting_time());
       // With --graph, the step is recorded once, and then replayed.
       const Losses losses = graphs.run(next, [&](const StepInput& in) {
-        Losses losses = fit_forward_backward(t, in, micro_batches, dtr, others, reducer);
+        Losses losses = fit_forward_backward(t, in, micro_batches, dtr, ranks, reducer);
         const std::vector<Tensor> grads = gradients(t.optimizer.groups);
         t.scaler.unscale(grads);
         const Tensor norm = ranks.agreed(gradient_norm(grads));

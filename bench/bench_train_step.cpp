@@ -48,7 +48,7 @@ static void time_steps(const BenchConfig& c, const std::string& kind, torch::Dev
   YOLOX model = make_model(c.model, 80);
   move(model, device, torch::kFloat);
   to_channels_last(*model);
-  Training t = new_training(config, model, {}, {}, device, /*casts_together=*/true);
+  Training t = new_training(config, model, copy_of(model, device), {}, {}, device, /*casts_together=*/true);
   Log log("");
   const bool with_graphs = kind == "graph" || kind == "both";
   test::TrainSteps steps(t, device, log, with_graphs, c.bs);

@@ -87,7 +87,8 @@ struct Trainer {
     model = make_model(name, 80);
     move(model, device, amp == "fp64" ? torch::kDouble : torch::kFloat);
     to_channels_last(*model);
-    training.emplace(new_training(config, model, {}, {}, device, /*casts_together=*/true));
+    training.emplace(
+        new_training(config, model, copy_of(model, device), {}, {}, device, /*casts_together=*/true));
     observed = std::make_shared<ObservedBackbone>(model->backbone);
     model->backbone = observed;
     use_graphs(false);

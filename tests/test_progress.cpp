@@ -83,13 +83,13 @@ TEST_CASE("progress: speed and waiting time are those of the steps only; the rem
   CHECK(newest(0)[kSpeed] > fast);
   CHECK(newest(1)[kWaiting] == 0);
   usleep(kLongWait);
-  test_run.progress->start_step(3, {}, 1e-6 * kLongWait);
+  test_run.progress->start_step({1000, 1, 8, 8}, 3, {}, 1e-6 * kLongWait);
   auto row = newest(2);
   CHECK(row[kSpeed] < fast);
   CHECK(row[kWaiting] > 0.5);
   CHECK(row[kWaiting] <= 1);
   usleep(kLongWait);
-  test_run.progress->start_step(4, {}, 1);
+  test_run.progress->start_step({1000, 1, 8, 8}, 4, {}, 1);
   test_run.progress->restart_clock();  // after an evaluation
   row = newest(7);
   CHECK(row[kSpeed] > fast);

@@ -246,7 +246,7 @@ TEST_CASE("step: after out of memory the step is repeated in parts; statistics a
   TrainSteps steps(*s.training, torch::kCPU, log, false, 5);
   const Batch batch{s.images.to(torch::kByte).permute({0, 2, 3, 1}), s.targets, {}, {}};
   const Losses losses = fit_forward_backward(*s.training, {batch, {64, 64}, true, 0, 0}, steps.micro_batches,
-                                             steps.dtr, nullptr, steps.reducer);
+                                             steps.dtr, steps.ranks, steps.reducer);
   CHECK(attempts == 3);
   plain.gradients_in(2);
   for (size_t i = 0; i < s.grads().size(); ++i) CHECK(torch::equal(s.grads()[i], plain.grads()[i]));

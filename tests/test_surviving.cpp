@@ -102,7 +102,8 @@ PROGRAM_TEST(
     CHECK(has(last, strsignal(signal)));
     CHECK(has(last, "resume with: ./train --resume r"));
     CHECK(has(last, concat("at step ", steps_of(dir))));
-    CHECK(contents(p.err) == "");
+    CHECK(contents(p.err) ==
+          (signal == SIGINT ? "\nstops after this step; again = leave without saving\n" : ""));
   }
   CHECK(
       has(succeed(dir, "train", concat("--resume r --max-iters ", steps_of(dir) + 1)), "resuming r at step"));

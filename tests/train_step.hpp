@@ -38,7 +38,6 @@ struct TrainSteps {
   UnreadSteps unread;
   StepGuard guard;
   Dtr dtr;  // off
-  Ranks* const others = nullptr;
   std::optional<GradientReducer> reducer;
 
   // images: the largest number of micro-batches.
@@ -53,7 +52,7 @@ struct TrainSteps {
   Losses step(const Batch& batch, ImageSize size, bool use_l1, double lr) {
     const StepInput next{batch, size, use_l1, lr, ema_decay({}, t.ema_updates + 1)};
     const Losses losses = graphs.run(next, [&](const StepInput& in) {
-      Losses losses = fit_forward_backward(t, in, micro_batches, dtr, others, reducer);
+      Losses losses = fit_forward_backward(t, in, micro_batches, dtr, ranks, reducer);
       const std::vector<Tensor> grads = gradients(t.optimizer.groups);
       t.scaler.unscale(grads);
       const Tensor norm = ranks.agreed(gradient_norm(grads));

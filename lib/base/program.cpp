@@ -25,8 +25,9 @@ std::string python_with(const std::string& modules) {
 }
 
 void catch_signals(bool launcher) {
-  static bool passes_on;
+  static bool passes_on, is_silent;
   passes_on = launcher;
+  is_silent = std::getenv("YOLOX_LAUNCHED");  // the launcher of this rank speaks
   struct sigaction action {};
   action.sa_flags = SA_RESTART;
   action.sa_handler = [](int signal) {
@@ -34,8 +35,11 @@ void catch_signals(bool launcher) {
     if (stop_signal == 0) first = now();
     if (signal == SIGINT && stop_signal && now() - first < 0.5) return;
     if (signal == SIGINT && stop_signal && !passes_on) _exit(128 + SIGINT);
+    const std::string_view text = "\nstops after this step; again = leave without saving\n";
+    const bool speaks = signal == SIGINT && stop_signal == 0 && !is_silent;
     stop_signal = signal;
     stop_requests = stop_requests + 1;
+    if (speaks && write(2, text.data(), text.size()) < 0) return;  // stderr may be closed
   };
   for (const int signal : {SIGTERM, SIGUSR1, SIGINT}) sigaction(signal, &action, nullptr);
 }

@@ -133,10 +133,10 @@ static std::string line_of(const std::vector<Column>& columns, std::string Colum
   return line;
 }
 
-void Progress::start_step(int64_t step, const Batch& batch, double seconds) {
+void Progress::start_step(const Plan& plan, int64_t step, const Batch& batch, double seconds) {
   waited += seconds;
   if (profile && step > first) profile->step();
-  crash_step(concat("step ", step, "; images: ", image_names(batch)));
+  crash_step(concat("step ", step, " of epoch ", plan.epoch_of(step), "; images: ", image_names(batch)));
   if (step < 3 && rank == 0)
     save_image(concat(run, "/train_batch", step, ".jpg"),
                draw_batch(batch.images, labelled_boxes(batch.targets, batch.data->classes),

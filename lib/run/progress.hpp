@@ -63,7 +63,7 @@ class Progress {
   }
   // Describes a step (from 0) for crash.txt, and saves pictures of the first three batches. waited: seconds
   // that the step has waited for its batch.
-  void start_step(int64_t step, const Batch& batch, double waited);
+  void start_step(const Plan& plan, int64_t step, const Batch& batch, double waited);
   // Records steps. Prints a line for the first step, at most once a second, and at the end of each epoch and
   // of the run. Returns the number of steps whose gradient was not finite. Throws StepFailed if training
   // cannot continue, see stop_reason().

@@ -210,11 +210,10 @@ YOLOX new_model(Config& config, const SavedRun& saved, const Dataset& data, torc
   return model;
 }
 
-Training new_training(const Config& config, YOLOX model, const WeightsInfo& info, const Dataset& data,
-                      torch::Device device, bool casts_together) {
+Training new_training(const Config& config, YOLOX model, YOLOX ema, const WeightsInfo& info,
+                      const Dataset& data, torch::Device device, bool casts_together) {
   const bool fp16 = config.amp == "fp16";
-  Training t{model, config.ema != 0 ? copy_of(model, device) : YOLOX(nullptr),
-             Optimizer(config.optimizer, parameter_groups(*model, config.weight_decay), fp16),
+  Training t{model, ema, Optimizer(config.optimizer, parameter_groups(*model, config.weight_decay), fp16),
              GradScaler(fp16, device)};
   set_training_mode(*model);
   t.type = model->parameters()[0].scalar_type();

@@ -64,10 +64,11 @@ void freeze_parts(torch::nn::Module& model, std::string& parts, const std::strin
 YOLOX new_model(Config& config, const SavedRun& saved, const Dataset& data, torch::Device device,
                 WeightsInfo& info, std::vector<std::string>& notes);
 
-// Returns model, optimizer, scaler and EMA, and how steps compute. data: for training. casts_together: see
+// Returns model, optimizer, scaler and EMA, and how steps compute. ema: a copy of the model, or empty.
+// data: for training. casts_together: see
 // CastWeights; not with DTR.
-Training new_training(const Config& config, YOLOX model, const WeightsInfo& info, const Dataset& data,
-                      torch::Device device, bool casts_together);
+Training new_training(const Config& config, YOLOX model, YOLOX ema, const WeightsInfo& info,
+                      const Dataset& data, torch::Device device, bool casts_together);
 
 // Returns the settings of evaluate() for this rank.
 EvalSettings evaluation_settings(const Config& config, const WeightsInfo& info, const Plan& plan,
