@@ -137,9 +137,7 @@ struct Config : Flags {
       flag(sync_bn, "Ranks", "sync-bn", true, "", "SyncBN, batch norms over the images of all ranks");
   double timeout =
       flag(timeout, "Ranks", "timeout", 600.0, "X",
-           "seconds before a missing rank, or a GPU that hangs, ends the run", between(1, 1000000));
-  int restarts = flag(restarts, "Ranks", "restarts", 0, "N", "resume up to N times after a rank failed",
-                      at_least(0) | kOfCall);
+           "seconds without a step, evaluated batch or save that end the run", between(1, 1000000));
 
   int loader_threads = 1;  // derived from --workers by prepare_process(); not a flag
 
@@ -293,16 +291,18 @@ inline void check_divisible_by_ranks(const Config& c, int ranks, bool resumed) {
 }
 
 // Returns the ranks that this process must start; empty if this process trains, alone or as a rank.
-// resumed: the run has a checkpoint. Throws UsageError if a flag of the launcher is invalid here.
-inline std::optional<Launch> ranks_to_launch(Config& config, const RankInfo& rank_info, bool resumed) {
+// resumed: folder of the resumed run; "": the run is new. Throws UsageError if a flag of the launcher is
+// invalid here.
+inline std::optional<Launch> ranks_to_launch(Config& config, const RankInfo& rank_info,
+                                             const std::string& resumed) {
   if (rank_info.started_by_others()) {
-    for (const char* name : {"gpus", "procs", "restarts"})
+    for (const char* name : {"gpus", "procs"})
       usage_check(!config.was_given(name), "--", name, " starts ranks, but this process already is one of ",
                   rank_info.world,
                   " ranks of torchrun or srun; leave the flag out, or start one process per node");
     config.gpus = config.procs = 0;
   }
-  const Launch here{std::max({1, config.gpus, config.procs}), config.restarts};
+  const int here = std::max({1, config.gpus, config.procs});
   const bool is_rank = rank_info.launched || rank_info.started_by_others();
   combination_check(
       !config.was_given("device") || config.device == "auto" ||
@@ -319,9 +319,11 @@ inline std::optional<Launch> ranks_to_launch(Config& config, const RankInfo& ran
                 " GPUs here that this build can use; check nvidia-smi, or train on the CPU with --procs ",
                 config.gpus);
   }
-  check_divisible_by_ranks(config, is_rank ? rank_info.world : here.ranks, resumed);
-  if (is_rank || (here.ranks == 1 && here.restarts == 0)) return {};
-  return here;
+  check_divisible_by_ranks(config, is_rank ? rank_info.world : here, !resumed.empty());
+  if (is_rank || here == 1) return {};
+  if (!resumed.empty()) return Launch{here, resumed};
+  const std::string name = config.model + "-" + data_name(config.data);
+  return Launch{here, config.out.empty() ? unused_run_folder(name) : config.out, /*is_new=*/true};
 }
 
 // Returns the input size: --size, or the default of the model.

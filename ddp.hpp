@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Distributed data-parallel training: rendezvous, collectives, all-reduce of the gradients, and detection of
-// lost ranks. Built on c10d of torch: a TCP store for the rendezvous, NCCL between GPUs, gloo between CPUs,
-// and the Reducer, which all-reduces gradients in buckets during backward.
+// Distributed data-parallel training: rendezvous, collectives, and all-reduce of the gradients. Built on c10d
+// of torch: a TCP store for the rendezvous, NCCL between GPUs, gloo between CPUs, and the Reducer, which
+// all-reduces gradients in buckets during backward.
 //
 // Every rank runs the same program on its share of each batch. SyncBN (layers/sync_bn.hpp), the number of
 // positives (loss.hpp) and the gradients are all-reduced. An iteration therefore equals that of a single rank
@@ -40,10 +40,10 @@
 #include "base/device.hpp"
 #include "base/error.hpp"
 #include "base/program.hpp"
+#include "base/timeout.hpp"
 #include "base/torch_versions.hpp"
 #include "ddp/launch.hpp"
 #include "ddp/shared_memory.hpp"
-#include "ddp/watchdog.hpp"
 #include "layers/collectives.hpp"
 
 namespace yolox {
@@ -56,20 +56,13 @@ using torch::Tensor;
 class Ranks {
  public:
   // Rendezvous with all other ranks. Throws std::runtime_error after `seconds`, with the ranks that are
-  // missing. The same timeout holds for every later collective. device: of the tensors for sum(), average()
-  // and broadcast().
+  // missing. device: of the tensors for sum(), average() and broadcast().
   Ranks(const RankInfo& info, torch::Device device, double seconds)
       : info(info), device(device), seconds(seconds) {
     if (alone()) return;
     rendezvous();
-    std::vector<std::string> names;
-    for (const Peer& p : peers) names.push_back(p.text());
-    watchdog = std::make_unique<Watchdog>(info.rank, names, seconds,
-                                          [this] { return connect_store(/*serves=*/false, this->seconds); });
-    watchdog->reached("the rendezvous");  // a firewall may pass the port of the store and block all others
     connect();
-    // Checking the images is slow, and slower on some machines.
-    watchdog->reached("the data", /*patient=*/true);
+    made_progress("");  // stops the timeout, because ranks may wait while another one checks the images
   }
   Ranks(const Ranks&) = delete;
 
@@ -254,15 +247,11 @@ class Ranks {
     if (info.rank == lowest) store->set(key, std::vector<uint8_t>{1});
     return result;
   }
-  // Reports the run folder to the launcher of this machine, which resumes from there after a failure.
-  void report_run_folder(const std::string& run) const {
-    const int fd = std::atoi(environment_variable("YOLOX_REPORTS").c_str());  // 0: there is no launcher
-    if (fd > 0 && write(fd, run.data(), run.size()) >= 0) close(fd);
-  }
-  // Waits for all ranks, closes the connections and deletes this object. Call it at the end of a successful
-  // run.
+  // Waits for all ranks, stops the timeout, closes the connections and deletes this object. Call it at the
+  // end of a successful run.
   void shutdown() {
     barrier();
+    made_progress("");
     if (sync_bn) {
       sync_bn->shutdown();
       processes->getBackend(torch::kCUDA)->shutdown();
@@ -270,26 +259,16 @@ class Ranks {
     delete this;
   }
 
-  // ---- waiting for other ranks
+  // ---- who waits for whom
 
-  // Reports that this rank has reached the named barrier. The watchdog ends the run if another rank does not
-  // reach it within the timeout.
-  void reached(const std::string& where) {
-    if (watchdog) watchdog->reached(where);
-  }
-  // Restarts the timeout. Call it in phases in which ranks do different amounts of work, such as evaluation.
-  void restart_timeout() {
-    if (watchdog) watchdog->restart_timeout();
-  }
-  // Tells the watchdog that this rank may wait for other ranks without a call of this class: in the Reducer,
-  // or in a CUDA graph.
-  void may_wait() {
-    if (watchdog) watchdog->waiting = true;
-  }
   // Returns the seconds in collectives since the last call. The slowest rank has the smallest value.
   double collective_seconds() { return std::exchange(waiting, 0.0); }
   // Returns host, process id and GPU of a rank: "host, process 123".
   std::string location(int rank) const { return peers[rank].text(); }
+  // Returns what this process is, for messages: "rank 1 (host, process 123)".
+  std::string name() const {
+    return alone() ? "training" : concat("rank ", info.rank, " (", location(info.rank), ")");
+  }
 
  private:
   // ---- rendezvous
@@ -315,16 +294,14 @@ class Ranks {
     const std::string level = environment_variable("TORCH_CPP_LOG_LEVEL");
     setenv("TORCH_CPP_LOG_LEVEL", "FATAL", /*overwrite=*/level.empty());
     c10::initLogging();
-    // Rank 0 names the missing ranks later than the others, see exchange_peers().
-    const double limit = seconds + (first() ? 10 : 3);
-    {
-      const std::jthread deadline = start_deadline(limit, no_connection());
-      open_store();
-    }
-    {
-      const std::jthread deadline = start_deadline(limit, no_connection());
-      exchange_peers();
-    }
+    // The constructor of a store and its first calls never end if another program accepts the connection and
+    // does not answer. Otherwise they end after `seconds`, with the missing ranks, rank 0 a little later.
+    const WaitsFor others("other ranks");
+    start_timeout(seconds + (first() ? 10 : 3), concat("rank ", info.rank), alone());
+    made_progress("the connection to rank 0 at " + store_address());
+    open_store();
+    made_progress("the rendezvous at " + store_address());
+    exchange_peers();
     setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/level.empty());
     c10::initLogging();
   }
@@ -377,6 +354,7 @@ class Ranks {
   // Returns the value that a rank stored under `key`. Polls for up to `limit` seconds; returns an empty
   // string if the key does not appear. Throws LostRank if rank 0, which hosts the store, has ended.
   std::string wait_for_key(const std::string& key, double limit = std::numeric_limits<double>::infinity()) {
+    const WaitsFor others("other ranks");
     try {
       for (const double start = now(); !store->check({key}); std::this_thread::sleep_for(milliseconds(0.02)))
         if (now() - start > limit) return "";
@@ -420,14 +398,15 @@ class Ranks {
 
   // ---- process groups
 
-  // Timeout of collectives. The watchdog ends a run earlier, with a message that names the missing rank.
-  static constexpr std::chrono::milliseconds kLongerThanWatchdog = std::chrono::hours(24);
+  // Timeout of collectives. --timeout ends a run earlier, see base/timeout.hpp.
+  static constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24);
 
   // Creates the process groups: gloo, shared memory on a single machine, and NCCL on a GPU.
   void connect() {
+    made_progress("the connection to the other ranks");  // a firewall may pass only the port of the store
     using Kind = c10d::ProcessGroup::BackendType;
     processes = c10::make_intrusive<c10d::ProcessGroup>(store, info.rank, info.world);
-    auto options = c10d::ProcessGroupGloo::Options::create(kLongerThanWatchdog);
+    auto options = c10d::ProcessGroupGloo::Options::create(kLongest);
     const std::string interface = environment_variable("GLOO_SOCKET_IFNAME");
     options->devices.push_back(
         interface.empty() ? c10d::ProcessGroupGloo::createDeviceForHostname(own_address(info, same_machine()))
@@ -442,8 +421,7 @@ class Ranks {
     if (same_machine()) share_memory();
 #ifdef YOLOX_CUDA
     if (!device.is_cuda()) return;
-    // A lost rank is reported by the watchdog, with its name. NCCL's own handling of errors would abort the
-    // process first.
+    // NCCL's own handling of errors would abort the process before it can print why.
     for (const char* name : {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_RETHROW_CUDA_ERRORS",
                              "TORCH_NCCL_ENABLE_MONITORING"})
       setenv(name, "0", /*overwrite=*/0);
@@ -469,7 +447,7 @@ class Ranks {
   // has precedence and takes few of the GPU's processors.
   c10::intrusive_ptr<c10d::Backend> connect_nccl(const std::string& name, bool small) {
     auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/small);
-    options->timeout = kLongerThanWatchdog;
+    options->timeout = kLongest;
 #ifdef NCCL_HAS_CONFIG
     if (small) options->config.maxCTAs = 4;
 #endif
@@ -488,28 +466,19 @@ class Ranks {
 
   // ---- collectives
 
-  // Scope guard of a collective: marks this rank as waiting for the watchdog, measures the time, and restarts
-  // the timeout at its end.
+  // Scope guard of a collective: measures the time.
   struct Wait {
-    explicit Wait(Ranks& ranks)
-        : ranks(ranks), within(ranks.watchdog && ranks.watchdog->waiting.exchange(true)) {}
-    ~Wait() {
-      if (ranks.watchdog) {
-        ranks.watchdog->waiting = within;
-        ranks.watchdog->restart_timeout();
-      }
-      ranks.waiting += now() - start;
-    }
-    Ranks& ranks;
-    const bool within;  // value of `waiting` before: true inside of backward
+    ~Wait() { seconds += now() - start; }
+    double& seconds;
     const double start = now();
+    const WaitsFor others{"other ranks"};
   };
 
   // Waits for the collective that begin() starts. Throws LostRank if a connection breaks.
   template <class Begin>
   void collective(const Begin& begin) {
     RECORD_USER_SCOPE("reduce");
-    const Wait wait(*this);
+    const Wait wait{waiting};
     try {
       if (const auto work = begin()) work->wait();
     } catch (const std::exception& e) {
@@ -524,7 +493,7 @@ class Ranks {
   // The same for a sum through shared memory, in place.
   void sum_in_shared_memory(double* sums, size_t count) {
     RECORD_USER_SCOPE("reduce");
-    const Wait wait(*this);
+    const Wait wait{waiting};
     const std::vector<double> mine(sums, sums + count);
     std::fill_n(sums, count, 0.0);
     const int gone = local->exchange(mine.data(), count, [&](const double* v) {
@@ -557,7 +526,6 @@ class Ranks {
   int64_t turns = 0;
   double waiting = 0;
   std::unique_ptr<SharedMemoryGather> local;
-  std::unique_ptr<Watchdog> watchdog;
 };
 
 // All-reduces gradients (mean over the ranks) during backward: a bucket is reduced as soon as its last
@@ -567,9 +535,7 @@ class GradientReducer {
  public:
   // params: in the order of use in the forward pass, so that the gradients of a bucket become ready together.
   GradientReducer(Ranks& ranks, const std::vector<Tensor>& params)
-      : GradientReducer(ranks.alone() ? nullptr : ranks.group(), params) {
-    may_wait = [&ranks] { ranks.may_wait(); };
-  }
+      : GradientReducer(ranks.alone() ? nullptr : ranks.group(), params) {}
   // The same for a process group; null: does nothing.
   GradientReducer(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const std::vector<Tensor>& params) {
     if (!group) return;
@@ -598,7 +564,6 @@ class GradientReducer {
     if (!reducer) return;
     reducer->prepare_for_forward();
     reducer->prepare_for_backward(outputs);
-    may_wait();
   }
 
  private:
@@ -613,7 +578,6 @@ class GradientReducer {
     }
   };
 
-  std::function<void()> may_wait = [] {};
   std::shared_ptr<c10d::Reducer> reducer;
   std::shared_ptr<c10d::Logger> logger;
 };

@@ -7,6 +7,7 @@
 //   ./train --resume runs/NAME
 #include "base/limit_spinning.hpp"  // OpenMP threads that wait
 #include "base/program.hpp"         // signals, exit codes
+#include "base/timeout.hpp"         // WaitsFor: --timeout
 #include "config.hpp"               // Config, Plan: settings and derived settings
 #include "data.hpp"                 // Batches: prefetched batches
 #include "ddp.hpp"                  // Ranks, GradientReducer
@@ -57,6 +58,7 @@ static Losses forward_backward(Training& t, const Input& input, int64_t parts, b
       loss = losses.total * losses.weight() / expected_positives;
     if (reducer && part == parts - 1) reducer->before_backward({loss});  // all-reduces during backward
     RECORD_USER_SCOPE("backward");
+    const WaitsFor waits(reducer && part == parts - 1 ? "other ranks" : nullptr);
     t.scaler.scaled(loss).backward();
     losses.detach();
   }
@@ -126,7 +128,7 @@ static void end_of_epoch(Training& t, const Plan& plan, const Splits& data, Rank
   fill_in(config, bool(saved));
   check_config(config);
   const RankInfo rank_info = rank_info_from_environment();
-  const auto launched = ranks_to_launch(config, rank_info, bool(saved));
+  const auto launched = ranks_to_launch(config, rank_info, saved.run);
   if (launched && !config.dry_run) {
     saved.file = {};  // frees the checkpoint; each rank reads it again
     return launch(*launched, argc, argv);
@@ -158,7 +160,7 @@ static void end_of_epoch(Training& t, const Plan& plan, const Splits& data, Rank
   cache_images(data.train, config, base, ranks, log);
   const TrialStep trial{
       t, forward_backward, base, multi_scale(config, base, rank_info.world).largest(), device, dtr};
-  Plan plan = fitting_plan(config, trial, images, ranks, log, saved.notes);
+  Plan plan = fitting_plan(config, trial, images, run, ranks, log, saved.notes);
   Saver saver = new_saver(run, config, info, plan, images, ranks);
   if (saved && !resume_run(saved, t, plan, config.resume, saver, ranks, log)) {  // the run is complete
     ranks.shutdown();
@@ -181,7 +183,7 @@ static void end_of_epoch(Training& t, const Plan& plan, const Splits& data, Rank
   // ---- training loop
   const BatchSettings of_batches = batch_settings(config, plan);
   Batches batches(data.train, of_batches, rank_info.rank, base, device, t.iteration);
-  MicroBatches micro_batches(t, config.accum, config.bs / rank_info.world, ranks, graphs, log);
+  MicroBatches micro_batches(t, config.accum, config.bs / rank_info.world, ranks, run, graphs, log);
   UnreadSteps unread(device, ranks.alone());
   StepGuard guard;
   if (evaluation_due(t, plan)) end_of_epoch(t, plan, data, ranks, evaluator, saver, progress, log);

@@ -78,9 +78,7 @@ int main(int argc, char** argv) {
     c.parse(argc, argv, "times a training step on several ranks");
     const RankInfo rank_info = rank_info_from_environment();
     if (!rank_info.launched && !rank_info.started_by_others()) {
-      Launch ranks_here;
-      ranks_here.ranks = c.ranks;
-      code = launch(ranks_here, argc, argv);
+      code = launch({c.ranks, "", false}, argc, argv);
       return;
     }
     torch::set_num_threads(std::max(1, usable_cores() / rank_info.local_world));

@@ -143,9 +143,10 @@ def disturb(kind, attempt, rng):
     elif kind == "stop a rank for ever":
         rank = [rng.choice(ranks)]
         send(rank, signal.SIGSTOP)
-        attempt.wait(25)  # the other rank ends after --timeout, and the launcher then ends this one
-        if attempt.two_hosts:
-            send(rank, signal.SIGKILL)  # as srun does
+        # The other rank ends after --timeout, and the launcher then ends this one. Before the first step, and between hosts,
+        # somebody has to do it, as srun does.
+        attempt.wait(25)
+        send(rank, signal.SIGKILL)
     elif kind == "suspend all":
         pids = attempt.everything()
         send(pids, signal.SIGSTOP)

@@ -171,6 +171,27 @@ GPU_TEST("gpu: the host reads the numbers of ten steps with one wait, and is at 
   CHECK(now() - start > 0.2);
 }
 
+TEST_CASE("gpu process: the GPU does not end a step" * doctest::skip()) {
+  Trainer trainer("yolox-nano", kGpu, "off");
+  GpuBatches batches(noise(64, 5), 64, 4);
+  simulated_cuda::hang(true);
+  start_timeout(5, "rank 3", std::getenv("ALONE"));
+  made_progress("step 7");
+  for (int i = 0; i < 4; ++i) trainer.start(batches.next(), 0.001);
+}
+GPU_PROGRAM_TEST(
+    "gpu: a GPU that does not end a step within --timeout ends the run; it may wait for other ranks") {
+  const TempDir dir;
+  for (const bool alone : {true, false}) {
+    const Outcome o = shell(dir, concat(alone ? "ALONE=1" : "", " $YOLOX_PROGRAMS/tests --no-skip ",
+                                        "-tc='gpu process: the GPU does not end a step'"));
+    CHECK(o.code == (alone ? 1 : kLostRank));
+    CHECK_HAS(o.err, concat("error: rank 3 has been at step 7 for 5 s (--timeout): it waits for the GPU",
+                            alone ? "; if" : ", which may wait for other ranks; if",
+                            " the GPU has failed, `dmesg` has a line with Xid"));
+  }
+}
+
 GPU_TEST(
     "gpu: a step does not synchronise with the device, and the number of its operator calls has a limit") {
   std::map<std::string, int64_t> all;

@@ -45,7 +45,7 @@ struct TrainSteps {
       : t(t),
         ranks(RankInfo(), device, 60),
         graphs(with_graphs, *t.model, device, ranks, log),
-        micro_batches(t, 1, images, ranks, graphs, log),
+        micro_batches(t, 1, images, ranks, "", graphs, log),
         unread(device, /*alone=*/true) {}
 
   // Launches the kernels of a step.

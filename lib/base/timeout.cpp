@@ -33,7 +33,7 @@ static std::atomic<const char*> waited_for{nullptr};
                    "; if the GPU has failed, `dmesg` has a line with Xid, see docs/troubleshooting.md");
   }
   const std::string line = concat("error: ", timeout_process, " has been at ", timeout_where, " for ",
-                                  int64_t(timeout_age), " s (--timeout ", timeout_seconds, "): ", does, "\n");
+                                  int64_t(timeout_age), " s (--timeout): ", does, "\n");
   _exit(write(2, line.data(), line.size()) > 0 && for_ranks ? kLostRank : 1);
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/threads.hpp"
+#include "base/timeout.hpp"
 
 namespace yolox {
 
@@ -45,6 +46,7 @@ Batch Loader::next() {
   start_batches();
   check(!pending.empty(), "next() was called after the last batch of the data loader");
   const auto first = pending.front();
+  const WaitsFor data("the data loader");
   has_batch.wait(lock, [&] { return first->missing == 0; });
   pending.pop_front();
   start_batches();

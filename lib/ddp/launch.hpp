@@ -23,8 +23,9 @@ namespace yolox {
 
 // Settings of the launcher.
 struct Launch {
-  int ranks = 1;     // number of ranks
-  int restarts = 0;  // maximum number of restarts after a failure
+  int ranks = 1;        // number of ranks
+  std::string run;      // run folder
+  bool is_new = false;  // the run begins, so that the ranks get the name of its folder as --out
 };
 
 // Opens a listening socket on a port of the loopback interface; port 0: a free one. Returns the file
@@ -36,9 +37,17 @@ int listen_on_loopback(int port);
 int listen_on_free_port(int& port);
 
 // Starts the ranks, waits for them and returns the exit code of the run. Forwards the signals that end a run
-// to the ranks. Resumes a failed run up to l.restarts times if a checkpoint was saved, and always if a rank
-// ended with kNeedsRestart.
+// to the ranks. Rank 0 prints; of another rank that fails first, the last lines are printed. Resumes the run
+// if a rank ended with kNeedsRestart.
 int launch(const Launch& l, int argc, char** argv);
+
+// Returns the first of runs/NAME, runs/NAME-2, ... that does not exist.
+std::string unused_run_folder(const std::string& name);
+
+// A rank of several that runs out of memory in a step saves in RUN/parts in how many micro-batches all ranks
+// must compute a step, and ends. A run that is resumed uses at least as many.
+int64_t parts_of_run(const std::string& run);  // 1 if nothing was saved
+void save_parts(const std::string& run, int64_t parts);
 
 // ---- ranks
 
@@ -56,7 +65,7 @@ struct RankInfo {
   bool started_by_others() const { return world > 1 && !launched; }
 };
 
-// Exit code of a rank that ended with NeedsRestart, so that the launcher resumes the run.
+// Exit code of a rank that ended with NeedsRestart.
 constexpr int kNeedsRestart = 76;
 
 // Returns the value of an environment variable; empty if the variable is not set.
@@ -83,13 +92,10 @@ struct LostRank : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A rank ran out of memory in a step, which has changed nothing yet. All ranks must repeat it in `accum`
-// micro-batches, and for this resume from a checkpoint.
+// A rank of several ran out of memory in a step. All ranks must resume from the last checkpoint, with the
+// micro-batches of parts_of_run().
 struct NeedsRestart : std::runtime_error {
-  NeedsRestart(int64_t accum, const std::string& what)
-      : std::runtime_error(concat(what, "; resume the run, which goes on from there with --accum ", accum)),
-        accum(accum) {}
-  int64_t accum;
+  using std::runtime_error::runtime_error;
 };
 
 // Returns true for errors that are caused by this rank although a collective threw them: CUDA errors and out

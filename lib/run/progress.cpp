@@ -16,6 +16,7 @@
 #include "base/device.hpp"
 #include "base/printable.hpp"
 #include "base/threads.hpp"
+#include "base/timeout.hpp"
 #include "data.hpp"
 #include "data/pictures.hpp"
 #include "data/store.hpp"
@@ -135,6 +136,7 @@ static std::string line_of(const std::vector<Column>& columns, std::string Colum
 
 void Progress::start_step(const Plan& plan, int64_t step, const Batch& batch, double seconds) {
   waited += seconds;
+  made_progress(concat("step ", step));
   if (profile && step > first) profile->step();
   crash_step(concat("step ", step, " of epoch ", plan.epoch_of(step), "; images: ", image_names(batch)));
   if (step < 3 && rank == 0)

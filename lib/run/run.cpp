@@ -9,6 +9,7 @@
 #include "base/new_file.hpp"
 #include "base/printable.hpp"
 #include "base/program.hpp"
+#include "base/timeout.hpp"
 #include "checkpoint/pth.hpp"
 #include "data.hpp"
 #include "data/pictures.hpp"
@@ -112,8 +113,9 @@ void start_run(const std::string& run, const Config& config, const SavedRun& sav
   if (t.iteration == 0 && ranks.first()) save_image(run + "/labels.jpg", draw_label_statistics(data.train));
   if (!saved) saver.save(t, "last.pth", log);  // so that the run can be resumed from the start
   ranks.barrier();                             // last.pth exists now
-  ranks.report_run_folder(run);
   catch_signals();
+  start_timeout(config.timeout, ranks.name(), ranks.alone());
+  made_progress("the start");
 }
 
 Agreement agree(Ranks& ranks, const Saver& saver, const UnreadSteps& unread) {
@@ -131,17 +133,16 @@ Evaluator::Evaluator(const std::string& run, const Dataset& data, EvalSettings s
 
 Evaluation Evaluator::evaluate(Training& t, Log& log) {
   crash_step(concat("evaluation after step ", t.iteration));
-  ranks.reached(concat("the evaluation after step ", t.iteration));
+  made_progress(concat("the evaluation after step ", t.iteration));
   ranks.check_equal(tensors_of(t.eval_model()), concat("at step ", t.iteration));
   for (int64_t parts = in_parts.parts;;) {
     settings.batch = int(std::max<int64_t>(1, in_parts.max_parts / parts));
     try {
       Evaluation e = yolox::evaluate(t.eval_model(), data, settings, [&](int64_t done, int64_t images) {
-        ranks.restart_timeout();
+        made_progress(concat("the evaluation after step ", t.iteration));
         log.progress(concat("  evaluated ", done, " of ", images, " images"), /*keep=*/false);
       });
       in_parts.succeeded(parts);
-      ranks.restart_timeout();
       return e;
     } catch (const std::exception& failure) {
       parts = in_parts.more_parts(failure, parts);

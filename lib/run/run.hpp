@@ -36,7 +36,7 @@ bool resume_run(SavedRun& saved, Training& t, const Plan& plan, const std::strin
                 Ranks& ranks, Log& log);
 
 // Logs settings, data, model, plan and notes. Writes config.json, labels.jpg and, for a new run, the first
-// last.pth. Installs the signal handlers. Call it before the first step.
+// last.pth. Installs the signal handlers and starts the timeout. Call it before the first step.
 void start_run(const std::string& run, const Config& config, const SavedRun& saved, const Splits& data,
                Training& t, const Plan& plan, torch::Device device, Ranks& ranks, Saver& saver,
                Progress& progress, Log& log);

@@ -17,6 +17,7 @@
 
 #include "base/new_file.hpp"
 #include "base/printable.hpp"
+#include "base/timeout.hpp"
 #include "checkpoint/load.hpp"
 #include "checkpoint/pth.hpp"
 
@@ -196,14 +197,10 @@ SavedRun resume_settings(Flags& flags, const std::string& run, bool same_command
       usage_check(now.at(name) == value, "--", name, " ", now.at(name), " differs from the run's '", value,
                   "', so its optimizer state does not match; leave --", name,
                   " out, or start a new run from its weights");
-    const bool increased = same && name == "accum" && std::stoi(value) > std::stoi(now.at(name));
     if (const std::string gone = gone_flag(name, value); !gone.empty())
       saved.notes.push_back(concat("warning: the run has ", value, " for it, but ", gone));
-    if (!given || chosen || increased) flags.set(name, value);
-    if (increased)
-      saved.notes.push_back(
-          concat("--accum ", value, " instead of ", now.at(name), ", because memory ran out"));
-    else if (given && !chosen && now.at(name) != value)
+    if (!given || chosen) flags.set(name, value);
+    if (given && !chosen && now.at(name) != value)
       saved.notes.push_back(concat("--", name, " ", now.at(name), " instead of the run's ", value));
   }
   double lr_factor = 1;           // of a run of an older version
@@ -239,6 +236,7 @@ static bool try_to_save(const std::function<void()>& write, Log& log, bool must)
 }
 
 bool Saver::save(Training& t, const std::string& name, Log& log, bool must) {
+  made_progress("saving " + name);
   if (!is_writer) {
     last_save_time = now();
     if (name == "last.pth") last_step = t.iteration;

@@ -25,9 +25,10 @@ int64_t RetryInParts::more_parts(const std::exception& e, int64_t now) const {
 }
 
 MicroBatches::MicroBatches(Training& t, int64_t accum, int64_t max_parts, const Ranks& ranks,
-                           StepGraphs& graphs, Log& log)
+                           const std::string& run, StepGraphs& graphs, Log& log)
     : t(t),
       ranks(ranks),
+      run(run),
       graphs(graphs),
       log(log),
       in_parts{std::min(accum, max_parts), max_parts},
@@ -38,19 +39,23 @@ int64_t MicroBatches::retry(const std::exception& e, int64_t parts, ImageSize si
   const std::string error = e.what();
   if (error.find("returned nan values") != std::string::npos)  // torch's anomaly mode (--debug)
     throw StepFailed(error.substr(0, error.find('.')), {t.iteration, {}, {}});
+  const std::string what =
+      concat("out of memory at step ", t.iteration, " with ", size.height, "x", size.width, " pixels");
   int64_t next = parts;
   if (is_out_of_memory(e) && !CudaGraph::recording() && ranks.alone() && graphs.free_memory())
     log.line(graphs.is_on() ? "note: out of memory; CUDA graphs, which keep the memory of a step, are freed"
                             : "note: out of memory again; training goes on without CUDA graphs");
   else
     next = in_parts.more_parts(e, parts);
+  if (!ranks.alone()) {
+    save_parts(run, next);
+    throw NeedsRestart(concat(what, " on rank ", ranks.info.rank,
+                              "; resume the run, which then computes each step in ", next, " micro-batches"));
+  }
   free_failed_backward(device);
   t.optimizer.zero_grad();
   statistics.restore();
   empty_cache(device);
-  const std::string what =
-      concat("out of memory at step ", t.iteration, " with ", size.height, "x", size.width, " pixels");
-  if (!ranks.alone()) throw NeedsRestart(next, concat(what, " on rank ", ranks.info.rank));
   log.line(concat("note: ", what, "; repeated", next > 1 ? concat(" in ", next, " micro-batches") : ""));
   return next;
 }
@@ -160,9 +165,14 @@ static std::string try_dtr_step(const Config& config, const TrialStep& trial, in
                 s.limit > Dtr::kSlack * s.budget ? "; warning: this exceeds the free memory" : "");
 }
 
-Plan fitting_plan(Config& config, const TrialStep& trial, int64_t images, Ranks& ranks, Log& log,
-                  std::vector<std::string>& notes) {
+Plan fitting_plan(Config& config, const TrialStep& trial, int64_t images, const std::string& run,
+                  Ranks& ranks, Log& log, std::vector<std::string>& notes) {
   notes.push_back(choose_batch(config, trial, images, ranks, log));
+  const int parts = std::min(int(ranks.max(double(parts_of_run(run)))), config.bs / ranks.info.world);
+  if (parts > config.accum)
+    notes.push_back(concat("accum   ", parts, " instead of ", config.accum, ", because memory ran out (", run,
+                           "/parts)"));
+  config.accum = std::max(config.accum, parts);
   const Plan plan = plan_of(config, images, ranks.info.world, trial.base);
   set_norm_momentum(*trial.t.model, plan.norm_momentum);
   use_cudnn_benchmark(cudnn_benchmark_pays(config, plan));

@@ -69,9 +69,9 @@ struct SavedStatistics {
 // The micro-batches of a step: --accum, and twice as many after an out-of-memory error.
 class MicroBatches {
  public:
-  // max_parts: maximum number of micro-batches: images of the smallest share of a rank.
-  MicroBatches(Training& t, int64_t accum, int64_t max_parts, const Ranks& ranks, StepGraphs& graphs,
-               Log& log);
+  // max_parts: maximum number of micro-batches: images of the smallest share of a rank. run: run folder.
+  MicroBatches(Training& t, int64_t accum, int64_t max_parts, const Ranks& ranks, const std::string& run,
+               StepGraphs& graphs, Log& log);
   // Begins a step: copies the batch norm statistics, and returns the number of micro-batches to try first.
   int64_t begin() {
     statistics.save();
@@ -79,14 +79,15 @@ class MicroBatches {
   }
   // Call it in the catch block of an attempt in `parts` micro-batches. Restores the state before the step and
   // returns the next number of micro-batches to try. Rethrows e if it is no out-of-memory error. Throws if
-  // one image does not fit, and NeedsRestart with several ranks, which must all compute the same number of
-  // micro-batches.
+  // one image does not fit. With several ranks, which must all compute the same number of micro-batches,
+  // calls save_parts() and throws NeedsRestart.
   int64_t retry(const std::exception& e, int64_t parts, ImageSize size);
   void succeeded(int64_t parts) { in_parts.succeeded(parts); }
 
  private:
   Training& t;
   const Ranks& ranks;
+  const std::string run;
   StepGraphs& graphs;
   Log& log;
   RetryInParts in_parts;
@@ -120,7 +121,7 @@ struct TrialStep {
 // repeated, increases config.accum until the largest step fits on every rank. With --dtr, tries the largest
 // step. Adds lines for the log to `notes`. Sets the momentum of the batch norms and the benchmark of cuDNN.
 // Throws if one image at a time does not fit.
-Plan fitting_plan(Config& config, const TrialStep& trial, int64_t images, Ranks& ranks, Log& log,
-                  std::vector<std::string>& notes);
+Plan fitting_plan(Config& config, const TrialStep& trial, int64_t images, const std::string& run,
+                  Ranks& ranks, Log& log, std::vector<std::string>& notes);
 
 }  // namespace yolox
