@@ -49,6 +49,15 @@ struct Folder : TempDir {
 const std::string kLong =
     "--data data --model yolox-nano --size 64 --bs 2 --epochs 1000 --eval-interval 0 --out r ";
 
+// Checks that a text has all these parts.
+void check_parts(const std::string& text, std::initializer_list<const char*> parts) {
+  for (const char* part : parts) CHECK_MESSAGE(has(text, part), part << " in " << text);
+}
+// Waits until a training in r has made a step.
+void wait_for_step(const TempDir& dir, Process& p) {
+  REQUIRE(p.until([&] { return metric_rows(dir / "r/metrics.csv").size() >= 2; }));
+}
+
 }  // namespace
 
 PROGRAM_TEST("train: a run that is killed at random moments and resumed each time ends with the same bytes") {
@@ -98,10 +107,8 @@ PROGRAM_TEST(
     REQUIRE(p.until([&] { return rows() > before; }));
     kill(p.pid, signal);
     CHECK(p.wait() == 0);
-    const std::string said = contents(p.out), last = lines_of(said).back();
-    CHECK(has(last, strsignal(signal)));
-    CHECK(has(last, "resume with: ./train --resume r"));
-    CHECK(has(last, concat("at step ", steps_of(dir))));
+    check_parts(lines_of(contents(p.out)).back(), {strsignal(signal), "resume with: ./train --resume r",
+                                                   concat("at step ", steps_of(dir)).c_str()});
     CHECK(contents(p.err) ==
           (signal == SIGINT ? "\nstops after this step; again = leave without saving\n" : ""));
   }
@@ -127,7 +134,7 @@ PROGRAM_TEST(
   const Folder dir;
   {
     Process p(dir, "train", kLong + "--size 416 --bs 32 --no-multiscale ");  // more than a second a step
-    REQUIRE(p.until([&] { return metric_rows(dir / "r/metrics.csv").size() >= 2; }));
+    wait_for_step(dir, p);
     usleep(300000);  // within the next step
     kill(p.pid, SIGINT);
     usleep(20000);
@@ -166,9 +173,7 @@ PROGRAM_TEST(
   for (const std::string& bytes : {whole.substr(0, 100000), damaged}) {
     write_text(dir / "r/last.pth", bytes);
     const std::string printed = succeed(dir, "train", "--resume r --max-iters 8");
-    CHECK(has(printed, "last.pth"));
-    CHECK(has(printed, "using the previous checkpoint"));
-    CHECK(has(printed, "resuming r at step 7"));
+    check_parts(printed, {"last.pth", "using the previous checkpoint", "resuming r at step 7"});
   }
   succeed(dir, "train", "--resume r --max-iters 0 --keep 1");
   CHECK(contents(dir / "r/last.pth") == contents(undisturbed().dir / "r/last.pth"));
@@ -181,9 +186,8 @@ PROGRAM_TEST(
   const Folder dir;
   const Outcome o = run(dir, "train", kLong + "--lr 1e30 --warmup-epochs 0");
   CHECK(o.code == 1);
-  for (const char* part : {"the loss is not finite at step", "iou", "obj", "cls", "grad_norm", "lr 1e+30",
-                           "shapes_", "nonfinite.pth", "./train --resume r --lr 5e+29"})
-    CHECK_MESSAGE(has(o.err, part), part << " in " << o.err);
+  check_parts(o.err, {"the loss is not finite at step", "iou", "obj", "cls", "grad_norm", "lr 1e+30",
+                      "shapes_", "nonfinite.pth", "./train --resume r --lr 5e+29"});
   const auto saved = read_pth(dir / "r/nonfinite.pth").toGenericDict();
   CHECK(saved.at("images").toTensor().sizes() == c10::IntArrayRef{2, 64, 64, 3});
   CHECK(saved.at("boxes").toTensor().size(0) == 2);
@@ -194,9 +198,12 @@ PROGRAM_TEST(
   for (const auto& e : weights_of(dir, "r", false))
     CHECK(torch::isfinite(e.value().toTensor()).all().item<bool>());
 
-  const std::string crash = contents(dir / "r/crash.txt");
-  for (const char* part : {"not finite", "step ", "shapes_", "\"model\":\"yolox-nano\"", TORCH_VERSION})
-    CHECK_MESSAGE(has(crash, part), part << " in " << crash);
+  check_parts(contents(dir / "r/crash.txt"),
+              {"not finite", "step ", "shapes_", "\"model\":\"yolox-nano\"", TORCH_VERSION});
+  // The folder of a run without a step is used again.
+  CHECK(steps_of(dir) == 0);
+  succeed(dir, "train", kLong + "--max-iters 2");
+  CHECK(steps_of(dir) == 2);
 }
 
 PROGRAM_TEST(
@@ -214,9 +221,8 @@ PROGRAM_TEST(
   write_pth(dir / "steep.pth", to_dict(state_dict(*model)));
   const Outcome o = run(dir, "train", kLong + "--weights steep.pth");
   CHECK(o.code == 1);
-  for (const char* part :
-       {"the gradient was not finite 20 times in a row at step 19", "grad_norm inf", "nonfinite.pth"})
-    CHECK_MESSAGE(has(o.err, part), part << " in " << o.out << o.err);
+  check_parts(o.err,
+              {"the gradient was not finite 20 times in a row at step 19", "grad_norm inf", "nonfinite.pth"});
   CHECK(fs::exists(dir / "r/nonfinite.pth"));
   succeed(dir, "train", kLong + "--out s --weights steep.pth --max-iters 19 --save-minutes 0.00001");
   const auto state = read_pth(dir / "s/last.pth").toGenericDict().at("train").toGenericDict();
@@ -249,26 +255,19 @@ PROGRAM_TEST(
   succeed(dir, "train", flags + "a");
   succeed(dir, "train", flags + "b --max-iters 7");
   succeed(dir, "train", "--resume b --max-iters 0");
-  for (const char* name : {"last.pth", "best.pth"}) {
-    INFO(name);
-    const auto a = read_pth(dir / ("a/" + std::string(name))), b = read_pth(dir / ("b/" + std::string(name)));
-    CHECK(difference(a, b) == "");
-  }
+  for (const std::string name : {"/last.pth", "/best.pth"})
+    CHECK(difference(dir / "a" + name, dir / "b" + name) == "");
 }
 
 PROGRAM_TEST(
     "train: settings of a resumed run can be changed; changes that are impossible or risky are reported") {
   const Folder dir;
-  succeed(
-      dir, "train",
-      "--data data --model yolox-nano --size 64 --bs 2 --epochs 2 --eval-interval 0 --out r --max-iters 3 "
-      "--freeze backbone --deterministic");
+  succeed(dir, "train", kLong + "--epochs 2 --max-iters 3 --freeze backbone --deterministic");
   check_refusal(dir, "train", "--resume r --freeze neck", 2,
                 "--freeze neck differs from the run's 'backbone'");
-  const std::string printed =
-      succeed(dir, "train", "--resume r --max-iters 3 --eval-interval 1 --no-deterministic");
-  CHECK(has(printed, "--deterministic false instead of the run's true"));
-  CHECK(has(printed, "  AP "));  // the missing evaluation at the end
+  // With the missing evaluation at the end.
+  check_parts(succeed(dir, "train", "--resume r --max-iters 3 --eval-interval 1 --no-deterministic"),
+              {"--deterministic false instead of the run's true", "  AP "});
   CHECK(run(dir, "train", "--resume r --max-iters 3 --eval-interval 1").code == 2);
   write_scenes(dir / "data", 7);  // another number of images with the same number of steps
   CHECK(has(succeed(dir, "train", "--resume=r --max-iters 4 --preproc legacy --size 96x128"),
@@ -281,7 +280,7 @@ PROGRAM_TEST(
 PROGRAM_TEST("train: a second training cannot use the run folder of a running one") {
   const Folder dir;
   Process p(dir, "train", kLong);
-  REQUIRE(p.until([&] { return metric_rows(dir / "r/metrics.csv").size() >= 2; }));
+  wait_for_step(dir, p);
   for (const std::string& flags : {kLong, std::string("--resume r")})
     check_refusal(dir, "train", flags, 1, "another training uses r");
   kill(p.pid, SIGKILL);
@@ -309,35 +308,27 @@ PROGRAM_TEST("train: --debug names the operation whose gradient is NaN, and save
   const Folder dir;
   const Outcome o = run(dir, "train", kLong + "--lr 1e30 --warmup-epochs 0 --debug");
   CHECK(o.code == 1);
-  CHECK_MESSAGE(has(o.err, "returned nan values"), o.err);
-  CHECK_MESSAGE(has(o.err, "Backward"), o.err);
-  CHECK_MESSAGE(has(o.err, "; images data/train/shapes_"), o.err);
-  CHECK_MESSAGE(has(o.err, "./train --resume r"), o.err);
+  check_parts(o.err,
+              {"returned nan values", "Backward", "; images data/train/shapes_", "./train --resume r"});
   CHECK(fs::exists(dir / "r/nonfinite.pth"));
 }
 
 PROGRAM_TEST("train: a crash writes crash.txt and exits with its signal") {
   const Folder dir;
   Process p(dir, "train", kLong);
-  REQUIRE(p.until([&] { return metric_rows(dir / "r/metrics.csv").size() >= 2; }));
+  wait_for_step(dir, p);
   kill(p.pid, SIGSEGV);
   CHECK(p.wait() == 128 + SIGSEGV);
-  const std::string crash = contents(dir / "r/crash.txt");
-  for (const char* part :
-       {"SIGSEGV", "step ", "of epoch", "shapes_", "\"bs\":2,", "\"revision\"", TORCH_VERSION})
-    CHECK_MESSAGE(has(crash, part), part << " in " << crash);
+  check_parts(contents(dir / "r/crash.txt"),
+              {"SIGSEGV", "step ", "of epoch", "shapes_", "\"bs\":2,", "\"revision\"", TORCH_VERSION});
   CHECK(has(contents(p.err), "crash.txt"));
 }
 
 PROGRAM_TEST("train: AP in training equals the AP of eval on the saved file, digit for digit") {
   const TempDir& dir = trained().dir;
-  const auto rows = metric_rows(dir / "a/metrics.csv");
-  double last = -1, best = -1;
-  for (const auto& row : rows)
-    if (!std::isnan(row[kAP])) {
-      last = row[kAP];
-      best = std::max(best, last);
-    }
+  const double last = last_ap(dir, "a");
+  double best = -1;
+  for (const auto& row : metric_rows(dir / "a/metrics.csv")) best = std::fmax(best, row[kAP]);
   CHECK(best > 0);
   for (const auto& [file, ap] : {std::pair("last", last), std::pair("best", best)}) {
     succeed(dir, "eval",
@@ -349,9 +340,8 @@ PROGRAM_TEST("train: AP in training equals the AP of eval on the saved file, dig
 PROGRAM_TEST("train: --profile prints where the time goes and writes a trace; --debug passes") {
   const Folder dir;
   const std::string printed = succeed(dir, "train", kLong + "--profile");
-  for (const char* part : {"data", "copy", "forward", "assignment", "loss", "backward", "optimizer", "EMA",
-                           "step", "trace.json"})
-    CHECK_MESSAGE(has(printed, part), part << " in " << printed);
+  check_parts(printed, {"data", "copy", "forward", "assignment", "loss", "backward", "optimizer", "EMA",
+                        "step", "trace.json"});
   CHECK(has(contents(dir / "r/trace.json"), "aten::convolution"));
   CHECK_FALSE(fs::exists(dir / "r/last.pth"));  // --profile saves no checkpoint
   fs::remove_all(dir / "r");
@@ -360,39 +350,19 @@ PROGRAM_TEST("train: --profile prints where the time goes and writes a trace; --
 
 PROGRAM_TEST("train: --bs auto prints the batch size, trains with it and resumes with it") {
   DataDir dir(49);
-  const std::string printed =
-      succeed(dir, "train",
-              "--data data --model yolox-nano --size 64 --bs auto --epochs 2 --eval-interval 0 --out r");
-  CHECK(has(printed, "--bs auto: 4 (at least ten steps in an epoch)"));
-  CHECK(has(printed, "of 4 images"));
-  CHECK(has(printed, "sgd, lr 0.000625 for a batch of 4"));  // scaled with the batch size
-  const Outcome again = run(dir, "train", "--resume r --epochs 3");
-  CHECK_MESSAGE(again.code == 0, again.err);
-  CHECK(has(again.out, "of 4 images"));
-}
-
-PROGRAM_TEST(
-    "train: --resume auto begins a run, resumes it with the same bytes, and ends quietly when it is "
-    "complete") {
-  DataDir dir(49);
+  // --resume auto begins the run, resumes it with the same bytes, and ends quietly when it is complete.
   const std::string
       flags =
           "--data data --model yolox-nano --size 64 --bs auto --epochs 1 --eval-interval 0 --deterministic ",
       same = flags + "--out r --resume auto ";
-  CHECK(has(succeed(dir, "train", same + "--max-iters 4"), "--bs auto: 4 ("));
+  check_parts(succeed(dir, "train", same + "--max-iters 4"),
+              {"--bs auto: 4 (at least ten steps in an epoch)", "of 4 images",
+               "sgd, lr 0.000625 for a batch of 4"});  // scaled with the batch size
   const std::string resumed = succeed(dir, "train", same + "--max-iters 0");
-  CHECK_MESSAGE(has(resumed, "resuming r at step 4"), resumed);
+  check_parts(resumed, {"resuming r at step 4", "of 4 images"});
   CHECK_FALSE(has(resumed, "--bs auto: "));  // which might find another size now
   succeed(dir, "train", flags + "--out whole");
   CHECK(difference(dir / "r/last.pth", dir / "whole/last.pth") == "");
   CHECK_HAS(succeed(dir, "train", same + "--max-iters 0"), "r is complete: 13 of 13 steps are done");
   check_refusal(dir, "train", flags + "--resume auto", 2, "--resume auto needs --out DIR");
-}
-
-PROGRAM_TEST("train: the folder of a run without a step is used again") {
-  const Folder dir;
-  CHECK(run(dir, "train", kLong + "--lr 1e30 --warmup-epochs 0").code == 1);
-  CHECK(steps_of(dir) == 0);
-  succeed(dir, "train", kLong + "--max-iters 2");
-  CHECK(steps_of(dir) == 2);
 }
