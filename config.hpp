@@ -146,8 +146,6 @@ struct Config : Flags {
                            "evaluate every N epochs, and every epoch without mosaic; 0 = off", at_least(0));
   double save_minutes = flag(save_minutes, "Output", "save-minutes", 10.0, "X",
                              "save last.pth every X minutes, also within an epoch; 0 = off", at_least(0));
-  int keep =
-      flag(keep, "Output", "keep", 1, "N", "number of older checkpoints kept beside last.pth", at_least(0));
   int patience = flag(patience, "Output", "patience", 0, "N",
                       "early stopping after N evaluations without a better score; 0 = off", at_least(0));
   double conf =

@@ -179,7 +179,7 @@ def difference(a, b, where=""):
     if isinstance(a, dict):
         if a.keys() != b.keys():
             return where + ": other keys"
-        return next((d for k in a if k != "settings" and (d := difference(a[k], b[k], f"{where}.{k}"))), "")
+        return next((d for k in a if k not in ("flags", "chosen") and (d := difference(a[k], b[k], f"{where}.{k}"))), "")
     if isinstance(a, list):
         return next((d for i, (x, y) in enumerate(zip(a, b)) if (d := difference(x, y, f"{where}[{i}]"))), "")
     return "" if a == b or a != a and b != b else where

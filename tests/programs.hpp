@@ -152,7 +152,7 @@ inline std::string difference(const c10::IValue& a, const c10::IValue& b, const 
     if (x.size() != y.size()) return where + ": another size";
     for (const auto& e : x) {
       const std::string key = e.key().isString() ? e.key().toStringRef() : concat(e.key().toInt());
-      if (key == "settings") continue;
+      if (key == "flags" || key == "chosen") continue;
       if (!y.contains(e.key())) return where + "." + key + ": missing";
       if (const auto d = difference(e.value(), y.at(e.key()), where + "." + key); !d.empty()) return d;
     }

@@ -12,7 +12,7 @@ import sys
 import zipfile
 
 
-SKIPPED = 'settings', 'lowest_loss', 'lr_factor', 'rollbacks'
+SKIPPED = 'settings', 'flags', 'chosen', 'lowest_loss', 'lr_factor', 'rollbacks'
 
 
 class Reader(pickle.Unpickler):

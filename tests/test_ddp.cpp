@@ -108,7 +108,7 @@ struct Endless {
                     "--save-minutes 0.001 --procs 2 --out r " +
                         flags);
     const bool trains = process->until(
-        [&] { return metric_rows(dir / "r/metrics.csv").size() >= 2 && fs::exists(dir / "r/step_1.pth"); });
+        [&] { return metric_rows(dir / "r/metrics.csv").size() >= 2 && fs::exists(dir / "r/last.bak.pth"); });
     REQUIRE_MESSAGE(trains, contents(process->out) << contents(process->err));
     ranks = children_of(process->pid);
     REQUIRE(ranks.size() == 2);
@@ -686,8 +686,9 @@ PROGRAM_TEST("train: a run stopped while two ranks evaluate repeats that evaluat
   {
     Process p(dir, "train", flags + "--out r");
     // The checkpoint of the last step of the epoch is written before the evaluation starts.
-    REQUIRE(p.until(
-        [&] { return fs::exists(dir / "r/step_0.pth") || metric_rows(dir / "r/metrics.csv").size() >= 2; }));
+    REQUIRE(p.until([&] {
+      return fs::exists(dir / "r/last.bak.pth") || metric_rows(dir / "r/metrics.csv").size() >= 2;
+    }));
     usleep(300000);
     kill(p.pid, SIGTERM);
     CHECK(p.wait() == 0);

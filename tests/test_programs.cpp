@@ -574,16 +574,18 @@ PROGRAM_TEST("train: --model follows from --weights, and names need no \"yolox-\
 }
 
 PROGRAM_TEST(
-    "train: --resume takes last.pth and \"last\"; a setting that cannot be resumed is a usage error without "
-    "crash.txt") {
+    "train: --resume takes last.pth or finds the newest run; a setting that cannot be resumed is a usage "
+    "error "
+    "without crash.txt") {
   DataDir dir(6);
   succeed(
       dir, "train",
       "--data data --model nano --size 32 --bs 2 --max-iters 1 --eval-interval 0 --device cpu --out runs/a");
   CHECK(has(succeed(dir, "train", "--resume runs/a/last.pth --max-iters 2"), "resuming runs/a at step 1"));
-  CHECK(has(succeed(dir, "train", "--resume last --max-iters 3"), "resuming runs/a at step 2"));
-  fs::create_directory(dir / "last");
-  CHECK(has(run(dir, "train", "--resume last").err, "last has no checkpoint"));
+  CHECK(has(succeed(dir, "train", "--resume --max-iters 3"), "resuming runs/a at step 2"));
+  fs::create_directory(dir / "newest");
+  CHECK(has(run(dir, "train", "--resume newest").err, "newest has no checkpoint"));
+  fs::remove(dir / "newest");
   fs::copy(dir / "runs/a/last.pth", dir / "runs/a/best.pth");
   write_scenes(dir / "other", 6, /*classes=*/2);
   for (const auto& [flags, message] :

@@ -3,11 +3,8 @@
 #include "models.hpp"
 #include "tensors.hpp"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-
-#include <thread>
 
 #include "run/run.hpp"
 #include "run/saving.hpp"
@@ -17,26 +14,38 @@ using namespace yolox;
 
 namespace {
 
-GenericDict file_of_step(int64_t step) {
+using Names = std::vector<std::string>;
+
+GenericDict texts(const Settings& settings) {
+  auto dict = empty_dict();
+  for (const auto& [name, value] : settings) dict.insert(name, value);
+  return dict;
+}
+GenericDict file_of_step(int64_t step, const RunSettings& settings = {}, double weight = 1) {
   auto file = empty_dict(), train = empty_dict(), model = empty_dict();
-  model.insert("weight", torch::ones({3}));
+  model.insert("weight", torch::full({3}, weight));
   train.insert("iteration", step);
-  train.insert("settings", empty_dict());
+  train.insert("flags", texts(settings.flags));
+  train.insert("chosen", texts(settings.chosen));
   train.insert("images", int64_t{8});
   train.insert("model", model);
   file.insert("train", train);
   return file;
 }
-int64_t step_of(const c10::IValue& file) {
-  return file.toGenericDict().at("train").toGenericDict().at("iteration").toInt();
+int64_t step_of(const std::string& path) {
+  return read_pth(path).toGenericDict().at("train").toGenericDict().at("iteration").toInt();
 }
-std::vector<std::string> names_in(const TempDir& dir) {
-  std::vector<std::string> names;
-  for (const auto& path : list_checkpoints(dir.path.string()))
-    names.push_back(std::filesystem::path(path).filename().string());
-  return names;
+// Returns the names and steps of the checkpoints of a run: "last.pth 4, last.bak.pth 3".
+std::string checkpoints_in(const std::string& run) {
+  std::string text;
+  for (const auto& path : list_checkpoints(run))
+    text +=
+        concat(text.empty() ? "" : ", ", std::filesystem::path(path).filename().string(), " ", step_of(path));
+  return text;
 }
-using Names = std::vector<std::string>;
+size_t files_in(const TempDir& dir) {
+  return std::distance(std::filesystem::directory_iterator(dir.path), {});
+}
 
 // Calls body() in a child process that has mounted a small file system at `folder`, and checks that it
 // returns 0.
@@ -68,130 +77,128 @@ WeightsInfo nano_info(const std::vector<std::string>& classes = {}) {
 
 }  // namespace
 
-TEST_CASE("checkpoints: the newest valid one is loaded; damaged ones are reported") {
+TEST_CASE("checkpoints: a damaged or nonfinite last.pth is reported, and last.bak.pth is used") {
   TempDir dir;
-  CHECK(has(error_of([&] { newest_checkpoint(dir.path.string()); }), "has no checkpoint"));
-  int64_t before = -1;
-  for (const int64_t step : {9, 20, 100}) {
-    save_last(dir.path.string(), file_of_step(step), step, before, 2);
-    before = step;
-  }
-  CHECK(names_in(dir) == Names{"last.pth", "step_20.pth", "step_9.pth"});
-  CHECK(step_of(newest_checkpoint(dir.path.string()).file) == 100);
-  CHECK(newest_checkpoint(dir.path.string()).notes.empty());
-  const std::string whole = contents(dir / "last.pth");
-  for (const std::string& torn :
-       {whole.substr(0, whole.size() / 2), std::string(), whole.substr(0, whole.size() - 1)}) {
-    write_text(dir / "last.pth", torn);
-    const SavedRun found = newest_checkpoint(dir.path.string());
-    CHECK(step_of(found.file) == 20);
-    CHECK(found.path == dir / "step_20.pth");
+  const std::string run = dir.path.string(), last = dir / "last.pth", backup = dir / "last.bak.pth";
+  CHECK_HAS(error_of([&] { newest_checkpoint(run); }), "has no checkpoint");
+  write_pth(backup, file_of_step(20));
+  CHECK(newest_checkpoint(run).step == 20);  // there is no last.pth
+  write_pth(last, file_of_step(100));
+  const SavedRun whole = newest_checkpoint(run);
+  CHECK((whole.step == 100 && whole.images == 8 && whole.path == last && whole.notes.empty()));
+
+  const std::string bytes = contents(last);
+  write_pth(last, file_of_step(100, {}, HUGE_VAL));
+  auto weights_only = empty_dict(), multitask = empty_dict(), state = empty_dict();
+  weights_only.insert("model", empty_dict());
+  write_pth(dir / "weights", weights_only);
+  state.insert("tasks", empty_dict());
+  multitask.insert("train", state);
+  write_pth(dir / "multitask", multitask);
+  for (const auto& [damaged, reason] :
+       {std::pair(contents(last), "last.pth has weights that are not finite"),
+        {contents(dir / "weights"), "last.pth is not a checkpoint of a training run; use it with --weights"},
+        {contents(dir / "multitask"), "last.pth is a checkpoint of ./multitask"},
+        {bytes.substr(0, bytes.size() / 2), "last.pth: "},
+        {"", "last.pth: "},
+        {bytes.substr(0, bytes.size() - 1), "last.pth: "}}) {
+    write_text(last, damaged);
+    const SavedRun found = newest_checkpoint(run);
+    CHECK((found.step == 20 && found.path == backup));
     REQUIRE(found.notes.size() == 1);
-    CHECK(has(found.notes[0], "last.pth"));
+    CHECK_HAS(found.notes[0], reason);
+    CHECK_HAS(found.notes[0], "; using " + backup);
   }
-  std::filesystem::remove(dir / "last.pth");  // killed between two renames
-  CHECK(step_of(newest_checkpoint(dir.path.string()).file) == 20);
-  write_text(dir / "step_20.pth", "torn");
-  write_text(dir / "step_9.pth", "torn");
-  CHECK(has(error_of([&] { newest_checkpoint(dir.path.string()); }), "step_9.pth"));
+  write_text(backup, "torn");
+  const std::string both = error_of([&] { newest_checkpoint(run); });
+  CHECK_HAS(both, last + ": ");
+  CHECK_HAS(both, "; " + backup + ": ");
+  for (const char* name : {"/step_9.pth", "/step_20.pth", "/step_7.bak"}) write_text(run + name);
+  CHECK_HAS(error_of([&] { newest_checkpoint(run); }),  // of a run of an older version
+            "; an earlier checkpoint is there: cp " + run + "/step_20.pth " + last);
 }
 
-TEST_CASE("checkpoints: --keep N keeps N older ones, 0 none; the same step is not kept twice") {
-  TempDir dir;
-  const auto save = [&](int64_t step, int64_t before, int64_t keep) {
-    save_last(dir.path.string(), file_of_step(step), step, before, keep);
-    return names_in(dir);
-  };
-  save(1, -1, 1);
-  CHECK(save(1, 1, 1) == Names{"last.pth"});
-  save(2, 1, 1);
-  CHECK(save(3, 2, 1) == Names{"last.pth", "step_2.pth"});
-  CHECK(step_of(read_pth(dir / "step_2.pth")) == 2);
-  for (const char* other : {"step_x.pth", "step_7.pth.bak", "best.pth"}) write_text(dir / other);
-  CHECK(save(4, 3, 0) == Names{"last.pth"});
-  write_text(dir / "step_4.pth", "of a step that is done again");
-  save(6, 4, 3);
-  CHECK(step_of(read_pth(dir / "step_4.pth")) == 4);
-}
-
-TEST_CASE("checkpoints: on a full disk older ones make room, oldest first; the new one is saved") {
+TEST_CASE("saving: the last.pth before stays as last.bak.pth, which makes room on a full disk") {
   TempDir dir;
   const std::string run = dir.path.string();
+  const auto file = [](int64_t step, int64_t size = 1 << 18) {
+    auto whole = file_of_step(step);
+    whole.at("train").toGenericDict().insert("big", torch::full({size}, double(step)));  // 1 MB
+    return whole;
+  };
+  const auto large = file(9, 1 << 19);
   std::vector<GenericDict> files;
-  for (int64_t step = 0; step < 5; ++step) {
-    files.push_back(file_of_step(step));
-    files.back().at("train").toGenericDict().insert("big", torch::full({1 << 18}, double(step)));  // 1 MB
-  }
-  on_small_disk(run, "size=3500k", [&] {
-    const std::string error = error_of([&] {
-      for (int64_t step = 0; step < 5; ++step) save_last(run, files[step], step, step - 1, 3);
-    });
-    if (error != "") std::cerr << error << std::endl;
-    if (error != "" || names_in(dir) != Names{"last.pth", "step_3.pth", "step_2.pth"}) return 1;
-    if (step_of(read_pth(dir / "last.pth")) != 4 || step_of(read_pth(dir / "step_3.pth")) != 3) return 2;
-    // Nothing is left that could make room.
-    write_text(dir / "step_2.pth", "x");
-    write_text(dir / "other", std::string(400000, 'x'));
-    std::error_code ignored;
-    std::filesystem::remove(dir / "step_3.pth", ignored);
-    write_text(dir / "more", std::string(1500000, 'x'));
-    if (!has(error_of([&] { save_last(run, files[0], 9, -1, 3); }), "No space left")) return 3;
-    return step_of(read_pth(dir / "last.pth")) == 4 ? 0 : 4;
+  for (int64_t step = 0; step < 6; ++step) files.push_back(file(step));
+  on_small_disk(run, "size=2500k", [&] {
+    for (int64_t step = 0; step < 5; ++step) save_last(run, files[step], /*back_up=*/step > 0);
+    if (checkpoints_in(run) != "last.pth 4, last.bak.pth 3") return 1;
+    // No backup can be made, as on a full disk without hard links.
+    const std::string part = concat(run, "/last.bak.pth.tmp.", getpid());
+    write_text(part + "/file");
+    for (const bool must : {false, true}) {
+      const std::string error = error_of([&] { save_last(run, files[5], /*back_up=*/true, must); });
+      if (has(error, "No space left") == must) return 2;
+      if (checkpoints_in(run) != (must ? "last.pth 5" : "last.pth 4, last.bak.pth 3")) return 3;
+    }
+    std::filesystem::remove_all(part);
+    for (const bool must : {false, true}) {
+      if (!has(error_of([&] { save_last(run, large, /*back_up=*/true, must); }), "No space left")) return 4;
+      if (!has(checkpoints_in(run), "last.pth 5") || files_in(dir) != (must ? 1 : 2)) return 5;
+    }
+    // last.pth is damaged. The backup stays.
+    std::filesystem::rename(run + "/last.pth", run + "/last.bak.pth");
+    if (error_of([&] { save_last(run, large, /*back_up=*/false, /*must=*/true); }) == "") return 6;
+    return checkpoints_in(run) == "last.bak.pth 5" ? 0 : 7;
   });
 }
 
-TEST_CASE("checkpoints: that of a run without a step is removed, and temporary files are; others stay") {
+TEST_CASE("saving: after a failed save, the next one keeps both checkpoints and leaves no other file") {
   TempDir dir;
-  write_pth(dir / "last.pth", file_of_step(0));
-  remove_unstarted_checkpoint(dir.path.string());
-  CHECK_FALSE(std::filesystem::exists(dir / "last.pth"));
-  write_pth(dir / "last.pth", file_of_step(1));
-  remove_unstarted_checkpoint(dir.path.string());
-  CHECK(std::filesystem::exists(dir / "last.pth"));
-  write_text(dir / "last.pth", "foreign");
-  remove_unstarted_checkpoint(dir.path.string());
-  CHECK(contents(dir / "last.pth") == "foreign");
-  write_text(dir / "last.pth.tmp.123");
-  remove_temporary_files(dir.path.string());
-  CHECK_FALSE(std::filesystem::exists(dir / "last.pth.tmp.123"));
-  CHECK(std::filesystem::exists(dir / "last.pth"));
+  const std::string run = dir.path.string();
+  for (const int64_t step : {1, 2}) save_last(run, file_of_step(step), step > 1);
+  CHECK_HAS(on_full_disk(10, [&] { return error_of([&] { save_last(run, file_of_step(3), true); }); }),
+            "cannot write ");
+  CHECK(checkpoints_in(run) == "last.pth 2, last.bak.pth 2");
+  save_last(run, file_of_step(4), true);
+  CHECK(checkpoints_in(run) == "last.pth 4, last.bak.pth 2");
+  CHECK(files_in(dir) == 2);
 }
 
-TEST_CASE("checkpoints: one with nonfinite weights is not resumed from") {
+TEST_CASE(
+    "run: checkpoints without a step make room for a new run, others stay; temporary files are removed") {
+  for (const int64_t step : {0, 1, -1}) {
+    TempDir dir;
+    if (step < 0)
+      write_text(dir / "last.pth", "of another program");
+    else
+      for (const char* name : {"last.pth", "last.bak.pth"}) write_pth(dir / name, file_of_step(step));
+    const std::string before = contents(dir / "last.pth"),
+                      error = error_of([&] { create_run_folder(dir.path.string(), ""); });
+    CHECK(has(error, " already holds a run") == (step != 0));
+    CHECK(contents(dir / "last.pth") == (step == 0 ? "" : before));
+  }
   TempDir dir;
-  save_last(dir.path.string(), file_of_step(5), 5, -1, 1);
-  auto spoilt = file_of_step(6);
-  spoilt.at("train").toGenericDict().at("model").toGenericDict().at("weight").toTensor()[1] = HUGE_VAL;
-  save_last(dir.path.string(), spoilt, 6, 5, 1);
-  const SavedRun found = newest_checkpoint(dir.path.string());
-  CHECK(found.step == 5);
-  CHECK(found.images == 8);
-  REQUIRE(found.notes.size() == 1);
-  CHECK(has(found.notes[0], "not finite"));
+  Log log(dir / "log.txt");
+  Training t = small_training();
+  Saver saver{dir.path.string(), nano_info(), {}, 10, 80, true};
+  saver.save(t, "last.pth", log);
+  write_text(dir / "last.pth.tmp.123");
+  saver.load(t, newest_checkpoint(saver.run));
+  CHECK(files_in(dir) == 1);
 }
 
 TEST_CASE("checkpoints: the gradient scaler is restored; a run may be resumed with and without fp16") {
-  TempDir dir;
-  Log log(dir / "log.txt");
-  Saver saver{dir.path.string(), nano_info(), {}, 10, 80, 3, true};
-  const auto pass_on = [&](Training& from, Training& to) {
-    REQUIRE(saver.save(from, "last.pth", log));
-    saver.load(to, newest_checkpoint(saver.run));
-  };
-  Training t = small_training(true), resumed = small_training(true);
+  Training t = small_training(true), same = small_training(true), fp16 = small_training(true),
+           plain = small_training();
   t.scaler.scale.fill_(512);
   t.scaler.growth_tracker.fill_(7);
-  pass_on(t, resumed);
-  CHECK(resumed.scaler.scale.item<double>() == 512);
-  CHECK(resumed.scaler.growth_tracker.item<int64_t>() == 7);
-  // The scaler of a run without fp16 starts as in a new run.
-  Training plain = small_training(false), mixed = small_training(true);
-  plain.iteration = 20;
-  pass_on(plain, mixed);
-  CHECK(mixed.iteration == 20);
-  CHECK(mixed.scaler.scale.item<double>() == 65536);
-  pass_on(mixed, plain);
+  load_checkpoint(same, checkpoint(t, nano_info(), {}, 10, 80), 10, "x.pth");
+  CHECK(same.scaler.scale.item<double>() == 512);
+  CHECK(same.scaler.growth_tracker.item<int64_t>() == 7);
+  load_checkpoint(plain, checkpoint(t, nano_info(), {}, 10, 80), 10, "x.pth");
   CHECK(plain.scaler.scale.item<double>() == 1);
+  load_checkpoint(fp16, checkpoint(plain, nano_info(), {}, 10, 80), 10, "x.pth");
+  CHECK(fp16.scaler.scale.item<double>() == 65536);  // as in a new run
 }
 
 TEST_CASE("run: each run has its own folder, which only one training at a time can use") {
@@ -201,19 +208,19 @@ TEST_CASE("run: each run has its own folder, which only one training at a time c
   CHECK(newest_run() == "");
   CHECK(create_run_folder("a/b", "") == "a/b");
   CHECK(has(error_of([&] { create_run_folder("a/b", ""); }), "another training uses"));
-  write_text("used/step_7.pth", "x");
+  write_text("used/step_7.pth", "x");  // of an older version
   CHECK_HAS(error_of([&] { create_run_folder("used", ""); }), "used already holds a run");
   write_text("./file");
   CHECK(has(error_of([&] { create_run_folder("file", ""); }), "cannot write to"));
   std::filesystem::remove_all("used");
   CHECK(create_run_folder("", "nano-x") == "runs/nano-x");
   CHECK(create_run_folder("", "nano-x") == "runs/nano-x-2");
-  write_text("runs/nano-x/step_3.pth");
+  write_text("runs/nano-x/last.bak.pth");
   write_text("runs/nano-x-2/best.pth");
   CHECK(newest_run() == "runs/nano-x");  // the other run has no checkpoint
   write_text("runs/nano-x-2/last.pth");
   const auto written = std::filesystem::file_time_type::clock::now();
-  std::filesystem::last_write_time("runs/nano-x/step_3.pth", written - std::chrono::seconds(60));
+  std::filesystem::last_write_time("runs/nano-x/last.bak.pth", written - std::chrono::seconds(60));
   write_text("mine/last.pth");  // --out mine, or a folder of other files
   std::filesystem::last_write_time("mine/last.pth", written + std::chrono::hours(1));
   CHECK(newest_run() == "runs/nano-x-2");
@@ -226,24 +233,19 @@ TEST_CASE("resuming: the folder is locked first; a checkpoint that was saved mea
   TempDir dir;
   const std::string run = dir.path.string();
   Ranks& ranks = *new Ranks(RankInfo(), torch::kCPU, 60);
-  save_last(run, file_of_step(3), 3, -1, 1);
+  save_last(run, file_of_step(3), false);
   SavedRun saved = newest_checkpoint(run);
   saved.notes = {"a note"};
-  save_last(run, file_of_step(4), 4, 3, 1);  // by the training that is just ending
+  save_last(run, file_of_step(4), true);  // by the training that is just ending
   lock_resumed_run(saved, ranks);
   CHECK(saved.step == 4);
-  CHECK(step_of(saved.file) == 4);
   CHECK(saved.notes == std::vector<std::string>{"a note"});
   CHECK(has(error_of([&] { lock_resumed_run(saved, ranks); }), "another training uses " + run));
 
   TempDir other;
-  save_last(other.path.string(), file_of_step(3), 3, -1, 1);
+  save_last(other.path.string(), file_of_step(3), false);
   saved = newest_checkpoint(other.path.string());
-  auto changed = file_of_step(4);
-  auto settings = empty_dict();
-  settings.insert("bs", "4");
-  changed.at("train").toGenericDict().insert_or_assign("settings", settings);
-  save_last(other.path.string(), changed, 4, 3, 1);
+  save_last(other.path.string(), file_of_step(4, {{{"bs", "4"}}, {}}), true);
   CHECK(has(error_of([&] { lock_resumed_run(saved, ranks); }), "with other settings"));
   SavedRun none;
   lock_resumed_run(none, ranks);
@@ -253,142 +255,148 @@ TEST_CASE("resuming: the folder is locked first; a checkpoint that was saved mea
 
 TEST_CASE("weights: NaN and infinity are refused by name, before training and in a model to be used") {
   TempDir dir;
-  for (const double value : {std::nan(""), HUGE_VAL}) {
-    Training t = small_training();
-    t.model->named_parameters()["head.stems.1.conv.weight"].data().view(-1)[7] = value;
-    t.model->named_buffers()["head.stems.2.bn.running_var"].view(-1)[0] = value;
-    auto file = empty_dict();
-    file.insert("model", to_dict(state_dict(*t.model)));
-    write_pth(dir / "x.pth", file);
-    YOLOX model = make_model("yolox-nano", 2);
-    std::vector<std::string> notes;
-    for (const std::string& error :
-         {error_of([&] { load_pretrained(model, dir / "x.pth", nano_info(), notes); }),
-          error_of([&] { load_model(dir / "x.pth", "", "auto", torch::kCPU); })})
-      CHECK_HAS(error,
-                "x.pth: 2 tensors contain NaN or infinity (head.stems.1.conv.weight, "
-                "head.stems.2.bn.running_var)");
-  }
+  Training t = small_training();
+  t.model->named_parameters()["head.stems.1.conv.weight"].data().view(-1)[7] = std::nan("");
+  t.model->named_buffers()["head.stems.2.bn.running_var"].view(-1)[0] = HUGE_VAL;
+  write_pth(dir / "x.pth", to_dict(state_dict(*t.model)));
+  YOLOX model = make_model("yolox-nano", 2);
+  std::vector<std::string> notes;
+  for (const std::string& error :
+       {error_of([&] { load_pretrained(model, dir / "x.pth", nano_info(), notes); }),
+        error_of([&] { load_model(dir / "x.pth", "", "auto", torch::kCPU); })})
+    CHECK_HAS(error,
+              "x.pth: 2 tensors contain NaN or infinity (head.stems.1.conv.weight, "
+              "head.stems.2.bn.running_var)");
 }
 
 TEST_CASE("run: a folder or a pipe with the name of a checkpoint is refused at the start") {
   for (const char* name : {"last.pth", "best.pth"}) {
-    TempDir dir;
-    std::filesystem::create_directory(dir / name);
-    CHECK(has(error_of([&] { create_run_folder(dir.path.string(), ""); }), "is not a regular file"));
-    std::filesystem::remove(dir / name);
-    REQUIRE(mkfifo((dir / name).c_str(), 0600) == 0);
-    CHECK(has(error_of([&] { create_run_folder(dir.path.string(), ""); }), "is not a regular file"));
+    TempDir folder, pipe;
+    std::filesystem::create_directory(folder / name);
+    REQUIRE(mkfifo((pipe / name).c_str(), 0600) == 0);
+    for (const TempDir* dir : {&folder, &pipe})
+      CHECK_HAS(error_of([&] { create_run_folder(dir->path.string(), ""); }), "is not a regular file");
   }
 }
 
-TEST_CASE("run: programs that a run starts do not inherit its lock") {
+TEST_CASE("resuming: flags on the command line replace those of the run; what auto has chosen stays") {
   TempDir dir;
-  lock_run_folder(dir.path.string());
-  int locks = 0;
-  std::error_code gone;
-  for (const auto& fd : std::filesystem::directory_iterator("/proc/self/fd")) {
-    if (std::filesystem::read_symlink(fd.path(), gone) != dir / ".lock") continue;
-    ++locks;
-    CHECK(fcntl(std::stoi(fd.path().filename().string()), F_GETFD) == FD_CLOEXEC);
-  }
-  CHECK(locks == 1);
+  const RunSettings settings{
+      {{"bs", "auto"},
+       {"accum", "3"},
+       {"lr", "recipe"},
+       {"optimizer", "recipe"},
+       {"multiscale", "true"},
+       {"procs", "2"},
+       {"gpus", "0"},
+       {"conf", "0.01"}},
+      {{"bs", "2"}, {"accum", "2"}, {"lr", "0.125"}, {"optimizer", "adamw"}, {"multiscale", "false"}}};
+  write_pth(dir / "last.pth", file_of_step(3, settings));
+  const auto resumed = [&](const std::string& words, bool same_command) {
+    Config c;
+    parse(c, split_list(words, ' '));
+    const SavedRun saved = resume_settings(c, dir.path.string(), same_command);
+    std::string text =
+        concat(c.bs, " ", c.accum, " ", c.lr, " ", c.optimizer, " ", c.multiscale, " ", c.procs);
+    for (const auto& note : saved.notes) text += "; " + note;
+    return text;
+  };
+  CHECK(resumed("--conf 0.3", false) == "2 2 0.125 adamw 0 2; --conf 0.3 instead of the run's 0.01");
+  CHECK(resumed("--bs auto --accum 3 --lr recipe", true) == "2 2 0.125 adamw 0 2");
+  CHECK(resumed("--bs auto", false) == "0 2 0.125 adamw 0 2; --bs auto instead of the run's 2");
+  CHECK(resumed("--accum 1 --lr 0.5", true) ==
+        "2 1 0.5 adamw 0 2; --accum 1 instead of the run's 2; --lr 0.5 instead of the run's 0.125");
+  CHECK(resumed("--multiscale", true) == "2 2 0.125 adamw 1 2; --multiscale true instead of the run's false");
+  CHECK(resumed("--optimizer adamw --gpus 1", false) ==
+        "2 2 0.125 adamw 0 0; --gpus 1 instead of the run's 0");
+  CHECK_HAS(error_of([&] { resumed("--optimizer sgd", true); }),
+            "--optimizer sgd differs from the run's 'adamw'");
+}
+TEST_CASE("resuming: a run keeps its settings, also those that auto and the recipe have chosen") {
+  TempDir dir;
+  Config begun, resumed;
+  parse(begun, {"--bs", "auto", "--weights", "x.pth", "--clip", "5"});
+  begun.start = begun.values(kOfCall);
+  fill_in(begun);
+  begun.bs = 4;
+  const auto chosen = begun.settings().chosen;
+  CHECK(chosen == Settings{{"bs", "4"},
+                           {"recipe", "finetune"},
+                           {"optimizer", "adamw"},
+                           {"schedule", "flat-cosine"},
+                           {"weight-decay", "0.05"},
+                           {"multiscale", "false"},
+                           {"mosaic-prob", "1"},
+                           {"mixup-prob", "1"}});
+  write_pth(dir / "last.pth", file_of_step(3, begun.settings()));
+  CHECK(resume_settings(resumed, dir.path.string()).notes.empty());
+  fill_in(resumed, /*resumed=*/true);
+  CHECK(resumed.values() == begun.values());
+  CHECK(resumed.settings() == begun.settings());
 }
 
-TEST_CASE("checkpoints: a file with weights only is not resumed from; the message suggests --weights") {
-  TempDir dir;
-  auto weights = empty_dict();
-  weights.insert("model", empty_dict());
-  write_pth(dir / "last.pth", weights);
-  CHECK(has(error_of([&] { newest_checkpoint(dir.path.string()); }),
-            "last.pth is not a checkpoint of a training run; use it with --weights"));
-  auto state = empty_dict();
-  state.insert("tasks", empty_dict());
-  weights.insert("train", state);  // of an older version
-  write_pth(dir / "last.pth", weights);
-  CHECK(has(error_of([&] { newest_checkpoint(dir.path.string()); }),
-            "last.pth is a checkpoint of ./multitask"));
-}
-
-TEST_CASE("resuming: flags on the command line override the settings of the run; differences are reported") {
+TEST_CASE("resuming: a run of an older version goes on with its settings; flags that are gone are reported") {
   TempDir dir;
   auto file = file_of_step(3);
-  auto settings = empty_dict();
-  for (const auto& [name, value] : {std::pair("bs", "4"),
-                                    {"seed", "5"},
-                                    {"lr", "0.5"},
-                                    {"recipe", "official"},
-                                    {"model", "yolox-nano"},
-                                    {"mosaic-scale-lo", "0.5"},  // that of the nano
-                                    {"mosaic-scale-hi", "2"},
-                                    {"shear", "2"},
-                                    {"min-lr-ratio", "0.1"}})
-    settings.insert(name, std::string(value));
   auto state = file.at("train").toGenericDict();
-  state.insert_or_assign("settings", settings);
-  state.insert("lr_factor", 0.25);  // --keep-going of an older version went back twice
+  state.insert("settings", texts({{"bs", "4"},
+                                  {"seed", "5"},
+                                  {"lr", "0.5"},
+                                  {"recipe", "official"},
+                                  {"model", "yolox-nano"},
+                                  {"mosaic-scale-lo", "0.1"},
+                                  {"mosaic-scale-hi", "1.5"},
+                                  {"keep", "1"},
+                                  {"shear", "2"},
+                                  {"min-lr-ratio", "0.1"}}));
+  state.insert("lr_factor", 0.25);  // --keep-going went back twice
   write_pth(dir / "last.pth", file);
-  Config flags;
-  parse(flags, {"--bs", "4", "--seed", "6"});
-  const SavedRun resumed = resume_settings(flags, dir.path.string());
-  CHECK(resumed.step == 3);
-  CHECK(flags.bs == 4);
-  CHECK(flags.seed == 6);
-  CHECK(flags.lr == 0.125);
-  CHECK(resumed.notes ==
-        std::vector<std::string>{
-            "--seed 6 instead of the run's 5",
-            "warning: the run has 2 for it, but --mosaic-scale-hi is gone: edit the recipes in models.hpp",
+  Config config;
+  parse(config, {"--bs", "auto", "--seed", "6"});
+  const SavedRun resumed = resume_settings(config, dir.path.string(), /*same_command=*/true);
+  CHECK(config.bs == 4);
+  CHECK(config.lr == 0.125);
+  CHECK(config.seed == 6);
+  CHECK(
+      resumed.notes ==
+      Names{"--seed 6 instead of the run's 5",
+            "warning: the run has 1.5 for it, but --mosaic-scale-hi is gone: edit the recipes in models.hpp",
             "warning: the run has 0.1 for it, but --min-lr-ratio is gone: edit Schedule::min_ratio in "
             "optim.hpp"});
 }
 
-TEST_CASE("saving: a failed save is reported and the run continues; the last save is repeated") {
+TEST_CASE("saving: a failed save is reported and the run continues; a failed last save is an error") {
   TempDir dir;
   Log log(dir / "log.txt");
   Training t = small_training();
-  t.iteration = 4;
-  Saver saver{dir / "gone", nano_info(), {}, 10, 80, 3, true};
+  Saver saver{dir / "gone", nano_info(), {}, 10, 80, true};
   saver.last_save_time = 0;
   for (const char* name : {"last.pth", "best.pth"}) {
     bool saved = true;
     quietly([&] { saved = saver.save(t, name, log); });
     CHECK_FALSE(saved);
-    CHECK(has(contents(dir / "log.txt"), concat("gone/", name)));
-    CHECK(has(contents(dir / "log.txt"), "warning: "));
+    CHECK_HAS(contents(dir / "log.txt"), concat("warning: cannot write ", dir / "gone", "/", name));
   }
   CHECK(saver.last_step == -1);
   CHECK(saver.last_save_time > 0);  // the next try is not at the next step
-  std::thread room([&] {
-    usleep(300000);
-    std::filesystem::create_directory(dir / "gone");
-  });
-  const std::string error = error_of([&] { saver.save(t, "last.pth", log, /*must=*/true); });
-  room.join();
-  CHECK(error == "");
-  CHECK(saver.last_step == 4);
-  CHECK(step_of(read_pth(dir / "gone/last.pth")) == 4);
+  CHECK_HAS(error_of([&] { saver.save(t, "last.pth", log, /*must=*/true); }), "gone/last.pth");
 }
 
 TEST_CASE("saving: the resumed checkpoint is kept as the previous one; a damaged one is not kept") {
   TempDir dir;
   Log log(dir / "log.txt");
   Training t = small_training();
-  Saver saver{dir.path.string(), nano_info(), {}, 10, 80, 3, true};
-  t.iteration = 4;
-  saver.save(t, "last.pth", log);
-  Saver resumed{dir.path.string(), nano_info(), {}, 10, 80, 3, true};
-  resumed.load(t, newest_checkpoint(resumed.run));
-  t.iteration = 5;
-  resumed.save(t, "last.pth", log);
-  CHECK(names_in(dir) == Names{"last.pth", "step_4.pth"});
+  const auto resume_and_save = [&](int64_t step) {
+    Saver saver{dir.path.string(), nano_info(), {}, 10, 80, true};
+    if (step > 4) saver.load(t, newest_checkpoint(saver.run));
+    t.iteration = step;
+    saver.save(t, "last.pth", log);
+    return checkpoints_in(saver.run);
+  };
+  CHECK(resume_and_save(4) == "last.pth 4");
+  CHECK(resume_and_save(5) == "last.pth 5, last.bak.pth 4");
   write_text(dir / "last.pth", "torn");
-  resumed.load(t, newest_checkpoint(resumed.run));
-  CHECK(t.iteration == 4);
-  t.iteration = 6;
-  resumed.save(t, "last.pth", log);
-  CHECK(names_in(dir) == Names{"last.pth", "step_4.pth"});
-  CHECK(step_of(read_pth(dir / "step_4.pth")) == 4);
+  CHECK(resume_and_save(6) == "last.pth 6, last.bak.pth 4");
 }
 
 TEST_CASE("saving: a failed step is saved with its batch, settings, losses and weights") {
@@ -429,39 +437,37 @@ TEST_CASE("saving: a failed step is saved with its batch, settings, losses and w
 
 TEST_CASE("checkpoints: weights of another model are not resumed from; the message suggests --model") {
   TempDir dir;
-  Training three = small_training(false, 3), two = small_training(false, 2);
+  Training three = small_training(false, 3), two = small_training(false, 2), other = small_training(false, 3);
   const auto file = checkpoint(three, nano_info({"a", "b", "c"}), {}, 10, 80);
-  CHECK(has(error_of([&] { load_checkpoint(two, file, 10, "x.pth"); }), "x.pth does not match this model"));
-  CHECK(has(error_of([&] { load_checkpoint(three, file, 11, "x.pth"); }), "x.pth has 10 steps per epoch"));
+  CHECK_HAS(error_of([&] { load_checkpoint(two, file, 10, "x.pth"); }), "x.pth does not match this model");
+  CHECK_HAS(error_of([&] { load_checkpoint(three, file, 11, "x.pth"); }), "x.pth has 10 steps per epoch");
 
   write_pth(dir / "x.pth", file);
-  const auto notes_of = [&](YOLOX model, const std::vector<std::string>& classes) {
+  const auto notes_of = [&](YOLOX model, WeightsInfo info) {
     std::vector<std::string> notes;
-    load_pretrained(model, dir / "x.pth", nano_info(classes), notes);
+    load_pretrained(model, dir / "x.pth", info, notes);
     std::string all;
     for (const auto& note : notes) all += note + "\n";
     return all;
   };
-  CHECK_FALSE(has(notes_of(three.model, {"a", "b", "c"}), "other names"));
-  CHECK(has(notes_of(two.model, {"b", "y"}),
+  CHECK_FALSE(has(notes_of(three.model, nano_info({"a", "b", "c"})), "other names"));
+  CHECK_HAS(notes_of(two.model, nano_info({"b", "y"})),
             "weights 636 of 642 tensors of " + (dir / "x.pth") +
-                "; the class layers start fresh, but for classes that the weights know (3 -> 2 classes)"));
-  CHECK(has(notes_of(three.model, {"d", "e", "f"}), "the same number of classes with other names"));
-  CHECK_FALSE(has(notes_of(two.model, {"d", "e"}), "other names"));  // the note on the class head suffices
+                "; the class layers start fresh, but for classes that the weights know (3 -> 2 classes)");
+  CHECK_HAS(notes_of(three.model, nano_info({"d", "e", "f"})), "the same number of classes with other names");
+  CHECK_FALSE(
+      has(notes_of(two.model, nano_info({"d", "e"})), "other names"));  // the note on the class head suffices
   // Rows of classes with the same name, without regard to case, are copied, also if the number is the same.
   const auto layer = [](YOLOX& model) {
     return model->named_parameters()["head.cls_preds.1.weight"].clone();
   };
-  Training other = small_training(false, 3);
   const Tensor initial = layer(other.model), rows = layer(three.model);
-  CHECK(has(notes_of(other.model, {"C", "x", "a"}),
-            "classes 2 of 3 start from the class layers of the weights, by name: C, a"));
+  CHECK_HAS(notes_of(other.model, nano_info({"C", "x", "a"})),
+            "classes 2 of 3 start from the class layers of the weights, by name: C, a");
   CHECK(torch::equal(layer(other.model), torch::stack({rows[2], initial[1], rows[0]})));
-  std::vector<std::string> notes;
   WeightsInfo tiny;
   tiny.model = "yolox-tiny";
-  CHECK(has(error_of([&] { load_pretrained(three.model, dir / "x.pth", tiny, notes); }),
-            "use --model yolox-nano"));
+  CHECK_HAS(error_of([&] { notes_of(three.model, tiny); }), "use --model yolox-nano");
 }
 
 TEST_CASE("checkpoints: all counts of a run and the random number generator are restored") {

@@ -223,7 +223,7 @@ GPU_TEST("gpu: a checkpoint synchronises at most 10 times, an evaluation once pe
   Trainer trainer("yolox-nano", kGpu, "off");
   TempDir dir;
   Log log(dir / "log.txt", /*quiet=*/true);
-  Saver saver{dir.path.string(), {}, {}, 1, 1, 0, true};
+  Saver saver{dir.path.string(), {}, {}, 1, 1, true};
   saver.info.model = "yolox-nano";
   saver.info.classes.resize(80, "x");
   simulated_cuda::reset_counts();

@@ -166,16 +166,19 @@ PROGRAM_TEST("train: stopped during an evaluation, the resumed run repeats it an
 PROGRAM_TEST(
     "train: a damaged checkpoint is reported and the previous one is used, with the same bytes at the end") {
   const Folder dir;
-  succeed(dir, "train", kCrossing + "--max-iters 8 --keep 2");
+  succeed(dir, "train", kCrossing + "--max-iters 7");
+  const std::string previous = contents(dir / "r/last.pth");
+  succeed(dir, "train", "--resume r --max-iters 8");
   const std::string whole = contents(dir / "r/last.pth");
   std::string damaged = whole;
   damaged[damaged.size() / 2] ^= 1;  // a single bit
   for (const std::string& bytes : {whole.substr(0, 100000), damaged}) {
     write_text(dir / "r/last.pth", bytes);
+    write_text(dir / "r/last.bak.pth", previous);
     const std::string printed = succeed(dir, "train", "--resume r --max-iters 8");
-    check_parts(printed, {"last.pth", "using the previous checkpoint", "resuming r at step 7"});
+    check_parts(printed, {"last.pth", "using r/last.bak.pth", "resuming r at step 7"});
   }
-  succeed(dir, "train", "--resume r --max-iters 0 --keep 1");
+  succeed(dir, "train", "--resume r --max-iters 0");
   CHECK(contents(dir / "r/last.pth") == contents(undisturbed().dir / "r/last.pth"));
   // best.pth may be from before the resume, with other settings.
   CHECK(difference(dir / "r/best.pth", undisturbed().dir / "r/best.pth") == "");

@@ -200,6 +200,7 @@ def main():
         parser.error("give a run folder, or --truth and --detections")
     read = lambda path: json.load(open(path, encoding="utf-8"))
     settings = read(f"{run}/config.json") if run and os.path.exists(f"{run}/config.json") else {}
+    settings = {**settings.pop("flags", {}), **settings.pop("chosen", {}), **settings}  # what was chosen counts
     truth, detections = flags.truth or f"{run}/val_truth.json", flags.detections or f"{run}/val_detections.json"
 
     def path_of(image):

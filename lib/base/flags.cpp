@@ -125,12 +125,13 @@ static const Gone gone_flags[] = {
     {"hsv-v", "30", "edit AugmentConfig in augment.hpp"},
     {"compress", "off", "gradients are all-reduced in float32"},
     {"dtr-slowdown", "1.3", "with --dtr, --bs auto accepts 1.3 times the computation"},
+    {"keep", "1", "last.pth and last.bak.pth, the one before it, are kept"},
     {"keep-going", "false", "--resume RUN --lr X continues after a non-finite loss"},
     {"min-lr-ratio", "0.05", "edit Schedule::min_ratio in optim.hpp"},
     {"mixup-scale-hi", "1.5", "edit AugmentConfig in augment.hpp"},
     {"mixup-scale-lo", "0.5", "edit AugmentConfig in augment.hpp"},
-    {"mosaic-scale-hi", "", "edit the recipes in models.hpp"},
-    {"mosaic-scale-lo", "", "edit the recipes in models.hpp"},
+    {"mosaic-scale-hi", "2", "edit the recipes in models.hpp"},
+    {"mosaic-scale-lo", "0.1", "edit the recipes in models.hpp"},
     {"overlap", "0.2", "tools/tiles.py --overlap"},
     {"shear", "2", "edit AugmentConfig in augment.hpp"},
     {"restarts", "0", "until ./train --resume auto --out RUN ...; do sleep 1; done"},
@@ -229,10 +230,18 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::st
   }
 }
 
-std::vector<std::pair<std::string, std::string>> Flags::values(int without) const {
-  std::vector<std::pair<std::string, std::string>> all;
+Settings Flags::values(int without) const {
+  Settings all;
   for (const auto& f : flags)
     if (!(f.facts.marks & without)) all.emplace_back(f.name, f.get());
+  return all;
+}
+
+RunSettings Flags::settings() const {
+  RunSettings all{start, {}};
+  const Settings now = values(/*without=*/kOfCall);
+  for (size_t i = 0; i < now.size(); ++i)
+    if (now[i] != start.at(i)) all.chosen.push_back(now[i]);
   return all;
 }
 
@@ -251,7 +260,7 @@ void Flags::check_values() const {
   for (const auto& f : flags) {
     const std::string value = f.get();
     if (!f.keyword.empty() && value == f.keyword) continue;
-    if (is_literal(f.name) && !f.is_bool()) {
+    if (is_literal(f.name, value) && !f.is_bool()) {
       const double number = std::strtod(value.c_str(), nullptr);
       const auto& [min, max, marks] = f.facts;
       const bool has_max = std::isfinite(max);
@@ -267,9 +276,9 @@ void Flags::check_values() const {
   }
 }
 
-bool Flags::is_literal(const std::string& name) const {
+bool Flags::is_literal(const std::string& name, const std::string& value) const {
   const Flag* f = find(name);
-  return f && f->get() != f->keyword && !std::holds_alternative<std::string*>(f->member);
+  return f && value != f->keyword && !std::holds_alternative<std::string*>(f->member);
 }
 
 bool Flags::set(const std::string& name, const std::string& value) {

@@ -37,6 +37,15 @@ constexpr FlagFacts operator|(FlagFacts facts, int marks) {
 }
 constexpr FlagFacts marked(int marks) { return FlagFacts() | marks; }
 
+using Settings = std::vector<std::pair<std::string, std::string>>;  // name and value of each flag
+
+// The settings of a run, as config.json and checkpoints have them.
+struct RunSettings {
+  Settings flags;   // values at the start of the run: typed, or defaults; auto is still auto
+  Settings chosen;  // values that auto and the recipe have become
+  bool operator==(const RunSettings&) const = default;
+};
+
 struct Flags {
   Flags() = default;
   Flags(const Flags&) = delete;  // `flags` holds pointers to the members of this object
@@ -62,10 +71,14 @@ struct Flags {
 
   // Returns name and value of all flags as text, in the order of declaration. without: marks of the flags
   // that are left out.
-  std::vector<std::pair<std::string, std::string>> values(int without = 0) const;
+  Settings values(int without = 0) const;
 
-  // Returns true if the flag is a number or a switch, so that its value in JSON needs no quotes.
-  bool is_literal(const std::string& name) const;
+  Settings start;  // values of the settings of the run before auto and the recipe are filled in
+  // Returns `start`, and the values that have changed since.
+  RunSettings settings() const;
+
+  // Returns true if a value of the flag is a number or a switch, which in JSON needs no quotes.
+  bool is_literal(const std::string& name, const std::string& value) const;
 
   // Sets a flag from text. Returns false if there is no flag of this name. was_given() does not change.
   bool set(const std::string& name, const std::string& value);
@@ -145,7 +158,5 @@ std::string gone_flag(const std::string& name, const std::string& value);
 
 // Splits "a,b" into {"a", "b"}. Empty parts are left out.
 std::vector<std::string> split_list(const std::string& text, char separator = ',');
-
-using Settings = std::vector<std::pair<std::string, std::string>>;  // name and value of each flag
 
 }  // namespace yolox

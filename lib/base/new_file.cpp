@@ -52,11 +52,9 @@ void NewFile::commit(bool durable) {
 }
 
 void NewFile::require(bool done) const {
-  if (done) return;
-  const int error = errno;
-  throw Error(concat("cannot write ", path_, ": ", std::strerror(error),
-                     "; check folder, permissions and disk space; an existing file is unchanged"),
-              error == ENOSPC || error == EDQUOT);
+  if (!done)
+    throw Error(concat("cannot write ", path_, ": ", std::strerror(errno),
+                       "; check folder, permissions and disk space; an existing file is unchanged"));
 }
 
 void protect_inputs(const char* what, const std::string& result, const std::vector<std::string>& inputs) {

@@ -19,8 +19,7 @@ class NewFile {
  public:
   // What all functions of this class throw: one line that names `path`.
   struct Error : std::runtime_error {
-    Error(const std::string& what, bool disk_full) : std::runtime_error(what), disk_full(disk_full) {}
-    bool disk_full;  // no space is left, or the quota of the user is used up
+    using std::runtime_error::runtime_error;
   };
 
   explicit NewFile(const std::string& path);

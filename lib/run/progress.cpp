@@ -67,26 +67,35 @@ static std::string machine_text() {
 }
 
 std::string config_json(const Flags& flags, torch::Device device, int ranks) {
-  auto entries = flags.values();
-  entries.insert(entries.end(), {{"device_name", device_name(device)},
-                                 {"torch", TORCH_VERSION},
-                                 {"OpenCV", CV_VERSION},
-                                 {"compiler", __VERSION__},
-                                 {"revision", git_revision()},
-                                 {"started", local_time_text()},
-                                 {"machine", machine_text()},
-                                 {"ranks", concat(ranks)},
-                                 {"threads", concat(at::get_num_threads())}});
+  const Settings machine{{"device_name", device_name(device)},
+                         {"torch", TORCH_VERSION},
+                         {"OpenCV", CV_VERSION},
+                         {"compiler", __VERSION__},
+                         {"revision", git_revision()},
+                         {"started", local_time_text()},
+                         {"machine", machine_text()},
+                         {"ranks", concat(ranks)},
+                         {"threads", concat(at::get_num_threads())}};
   rapidjson::StringBuffer text;
   rapidjson::Writer<rapidjson::StringBuffer> w(text);
+  const auto write = [&](const Settings& entries) {
+    for (const auto& [name, value] : entries) {
+      w.Key(name.c_str());
+      if (flags.is_literal(name, value) && value != "inf" && value != "nan")
+        w.RawValue(value.c_str(), value.size(), rapidjson::kNumberType);
+      else
+        w.String(value.c_str());
+    }
+  };
+  const RunSettings settings = flags.settings();
   w.StartObject();
-  for (const auto& [name, value] : entries) {
-    w.Key(name.c_str());
-    if (flags.is_literal(name) && value != "inf" && value != "nan")
-      w.RawValue(value.c_str(), value.size(), rapidjson::kNumberType);
-    else
-      w.String(value.c_str());
+  for (const auto& [key, entries] : {std::pair("chosen", settings.chosen), {"flags", settings.flags}}) {
+    w.Key(key);
+    w.StartObject();
+    write(entries);
+    w.EndObject();
   }
+  write(machine);
   w.EndObject();
   return text.GetString();
 }

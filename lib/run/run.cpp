@@ -72,9 +72,8 @@ Log open_log(const std::string& run, const Config& config, const SavedRun& saved
 
 Saver new_saver(const std::string& run, const Config& config, const WeightsInfo& info, const Plan& plan,
                 int64_t images, const Ranks& ranks) {
-  Saver saver{run,    info,        config.values(/*without=*/kOfCall), plan.per_epoch,
-              images, config.keep, ranks.first() && !config.profile,   config.save_minutes};
-  return saver;
+  const bool writes = ranks.first() && !config.profile;
+  return {run, info, config.settings(), plan.per_epoch, images, writes, config.save_minutes};
 }
 
 bool resume_run(SavedRun& saved, Training& t, const Plan& plan, const std::string& resume, Saver& saver,
@@ -84,7 +83,6 @@ bool resume_run(SavedRun& saved, Training& t, const Plan& plan, const std::strin
     saved.notes.push_back(concat("warning: the data set has ", saver.images, " images, but ", saved.images,
                                  " in the checkpoint; their order changes from here on"));
   saved.file = {};
-  if (ranks.first()) remove_temporary_files(saved.run);
   if (!is_complete(t, plan)) return true;
   const std::string over =
       t.iteration >= plan.iters

@@ -112,7 +112,7 @@ void lock_resumed_run(SavedRun& saved, Ranks& ranks) {
   if (!saved) return;
   if (ranks.first()) lock_run_folder(saved.run);
   ranks.barrier();
-  const Settings settings = saved_settings(saved.file, saved.path);
+  const RunSettings settings = saved_settings(saved.file, saved.path);
   saved.file = {};
   SavedRun newest = newest_checkpoint(saved.run);
   check(saved_settings(newest.file, newest.path) == settings, "another training has resumed ", saved.run,

@@ -2,6 +2,8 @@
 #include "run/state.hpp"
 
 #include <cmath>
+#include <iomanip>
+#include <map>
 
 #include "evaluate.hpp"
 #include "models.hpp"
@@ -44,14 +46,17 @@ YOLOX copy_of(const YOLOX& model, torch::Device device) {
   return copy;
 }
 
-c10::IValue random_state(torch::Device device) {
+// Returns the state of torch's random number generators, of the CPU and of the device. This training does not
+// use them, because order and augmentation of images depend only on seed and step. A model with dropout
+// would.
+static c10::IValue random_state(torch::Device device) {
   auto states = empty_list();
   states.push_back(at::globalContext().defaultGenerator(torch::kCPU).get_state());
   if (device.is_cuda()) states.push_back(at::globalContext().defaultGenerator(device).get_state());
   return states;
 }
 
-void set_random_state(const c10::IValue& state, torch::Device device) {
+static void set_random_state(const c10::IValue& state, torch::Device device) {
   const auto states = state.toListRef();
   at::Generator cpu = at::globalContext().defaultGenerator(torch::kCPU);
   cpu.set_state(states.at(0).toTensor());
@@ -60,10 +65,15 @@ void set_random_state(const c10::IValue& state, torch::Device device) {
   own.set_state(states[1].toTensor());
 }
 
-GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settings& settings, int64_t per_epoch,
+static GenericDict to_dict(const Settings& settings) {
+  auto dict = empty_dict();
+  for (const auto& [name, value] : settings) dict.insert_or_assign(name, value);
+  return dict;
+}
+
+GenericDict checkpoint(Training& t, const WeightsInfo& info, const RunSettings& settings, int64_t per_epoch,
                        int64_t images) {
-  auto flags = empty_dict(), state = empty_dict(), top = empty_dict();
-  for (const auto& [name, value] : settings) flags.insert(name, value);
+  auto state = empty_dict(), top = empty_dict();
   state.insert("model",
                to_dict(state_dict(*t.model)));  // the trained weights; top-level "model" has the EMA
   state.insert("iteration", t.iteration);
@@ -79,7 +89,8 @@ GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settings& set
   }
   state.insert("per_epoch", per_epoch);
   state.insert("images", images);
-  state.insert("settings", flags);
+  state.insert("flags", to_dict(settings.flags));
+  state.insert("chosen", to_dict(settings.chosen));
   top.insert("start_epoch", t.iteration / per_epoch);
   top.insert("model", to_dict(state_dict(*t.eval_model())));
   top.insert("optimizer", state_dict(t.optimizer));
@@ -90,17 +101,31 @@ GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settings& set
   return top;
 }
 
-Settings saved_settings(const c10::IValue& file, const std::string& path) {
+RunSettings saved_settings(const c10::IValue& file, const std::string& path) {
   check(file.isGenericDict() && file.toGenericDict().contains("train"), path,
         " is not a checkpoint of a training run; use it with --weights");
   const auto state = file.toGenericDict().at("train").toGenericDict();
   check(!state.contains("tasks"), path,
         " is a checkpoint of ./multitask, which is gone; start a new run from one of its heads: ./train "
         "--weights head_NAME.pth");
-  Settings settings;
-  for (const auto& e : state.at("settings").toGenericDict())
-    settings.emplace_back(e.key().toStringRef(), e.value().toStringRef());
-  return settings;
+  const auto read = [&](const char* key) {
+    Settings all;
+    for (const auto& e : state.at(key).toGenericDict())
+      all.emplace_back(e.key().toStringRef(), e.value().toStringRef());
+    return all;
+  };
+  if (!state.contains("settings")) return {read("flags"), read("chosen")};
+  // Of an older version: one list, in which auto was overwritten.
+  RunSettings old{read("settings"), {}};
+  const std::map<std::string, std::string> flags(old.flags.begin(), old.flags.end());
+  double lr_factor = state.contains("lr_factor") ? state.at("lr_factor").toDouble() : 1;  // of --keep-going
+  if (!flags.count("recipe")) {  // the learning rate is that of one image
+    old.chosen.emplace_back("recipe", "official");
+    lr_factor *= std::stod(flags.at("bs"));
+  }
+  if (lr_factor != 1)
+    old.chosen.emplace_back("lr", concat(std::setprecision(17), std::stod(flags.at("lr")) * lr_factor));
+  return old;
 }
 
 std::string load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch,

@@ -66,20 +66,14 @@ void move(YOLOX& model, torch::Device device, at::ScalarType type);
 // Returns a deep copy of a model in evaluation mode.
 YOLOX copy_of(const YOLOX& model, torch::Device device);
 
-// Returns and sets the state of torch's random number generators, of the CPU and of the device. This training
-// does not use them, because order and augmentation of images depend only on seed and step. A model with
-// dropout would use them.
-c10::IValue random_state(torch::Device device);
-void set_random_state(const c10::IValue& state, torch::Device device);
-
 // Returns a checkpoint. The keys model, optimizer, start_epoch, best_ap and curr_ap are those of official
 // YOLOX. "yolox" describes the weights. "train" has the data that only resuming needs. per_epoch: steps per
 // epoch. images: size of the training set.
-GenericDict checkpoint(Training& t, const WeightsInfo& info, const Settings& settings, int64_t per_epoch,
+GenericDict checkpoint(Training& t, const WeightsInfo& info, const RunSettings& settings, int64_t per_epoch,
                        int64_t images);
 
 // Returns the settings in a checkpoint. Throws if the file is not a checkpoint of a training run.
-Settings saved_settings(const c10::IValue& file, const std::string& path);
+RunSettings saved_settings(const c10::IValue& file, const std::string& path);
 
 // Loads a checkpoint. Throws if it has another model or another number of steps per epoch. If the name of
 // score_of() has changed, the run has no best score yet. Returns a note about that for the log, or "".
