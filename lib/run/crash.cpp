@@ -7,15 +7,13 @@
 
 #include <algorithm>
 #include <csignal>
-#include <cstdlib>
+#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <filesystem>
 #include <fstream>
-#include <initializer_list>
 #include <iterator>
 #include <stdexcept>
-#include <string_view>
 #include <system_error>
 
 #include "base/program.hpp"
@@ -28,32 +26,29 @@ namespace {
 
 // Complete texts, because a signal handler must not allocate. Never destroyed, because exit() can crash.
 struct Context {
-  std::string path, settings;  // path: of crash.txt; empty before crash_context()
-  char step[16384 + 1] = "before the first step";
+  std::string path, settings,
+      step = "before the first step";  // path: of crash.txt; empty before crash_context()
 };
 Context& context = *new Context;
 
-void report(std::string_view cause, std::string_view more, bool with_stack) {
+// prefix: before the cause, "SIG" of a signal.
+void report(const char* prefix, const char* cause, const char* more, bool with_stack) {
   const int file = open(context.path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  const auto put = [](int fd, std::initializer_list<std::string_view> texts) {
-    for (const std::string_view text : texts)
-      if (write(fd, text.data(), text.size()) < 0) return;
-  };
-  put(2, {file < 0 ? "\ncannot write " : "\ncrash report: ", context.path, "\n"});
   const int fd = file < 0 ? 2 : file;
-  put(fd, {"==== ended by ", cause, "\n", context.step, "\n\n", more, "\n\n", context.settings});
+  dprintf(2, "\n%s %s\n", file < 0 ? "cannot write" : "crash report:", context.path.c_str());
+  dprintf(fd, "==== ended by %s%s\n%s\n\n%s\n\n%s", prefix, cause, context.step.c_str(), more,
+          context.settings.c_str());
   if (with_stack) {
-    put(fd, {"\nstack: file(function+offset); addr2line -Cfie FILE OFFSET prints the source line\n"});
+    dprintf(fd, "\nstack: file(function+offset); addr2line -Cfie FILE OFFSET prints the source line\n");
     void* frames[64];
     backtrace_symbols_fd(frames, backtrace(frames, 64), fd);
   }
-  put(fd, {"\n"});
+  dprintf(fd, "\n");
   if (file >= 0) close(file);
 }
 
 void on_fatal_signal(int number) {
-  char cause[32] = "SIG";
-  report(std::strncat(cause, sigabbrev_np(number), 16), "", /*with_stack=*/true);
+  report("SIG", sigabbrev_np(number), "", /*with_stack=*/true);
   std::signal(number, SIG_DFL);
   raise(number);
 }
@@ -74,7 +69,7 @@ std::string message_of_exception() {
 // with one line on stderr and the exit code 1, as after any other error.
 [[noreturn]] void on_terminate() {
   const std::string message = message_of_exception();
-  report(message, "", /*with_stack=*/true);
+  report("", message.c_str(), "", /*with_stack=*/true);
   print_error(message);
   if (is_local_error(std::runtime_error(message))) _exit(1);
   std::signal(SIGABRT, SIG_DFL);  // the report is written already
@@ -84,12 +79,10 @@ std::string message_of_exception() {
 }  // namespace
 
 void write_crash(const std::string& more) {
-  if (!context.path.empty()) report(message_of_exception(), more, /*with_stack=*/false);
+  if (!context.path.empty()) report("", message_of_exception().c_str(), more.c_str(), /*with_stack=*/false);
 }
 
-void crash_step(const std::string& text) {
-  context.step[text.copy(context.step, sizeof context.step - 1)] = 0;
-}
+void crash_step(const std::string& text) { context.step = text; }
 
 void crash_context(const std::string& folder, const std::string& text, const std::string& name) {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);

@@ -18,7 +18,7 @@ namespace yolox {
 // text.
 void crash_context(const std::string& folder, const std::string& text, const std::string& name = "crash.txt");
 
-// Sets the description of the current step, cut to 16384 bytes. Only one thread may call it.
+// Sets the description of the current step. Only one thread may call it.
 void crash_step(const std::string& text);
 
 // Writes a report about the exception that the enclosing catch block handles. more: additional lines, such as

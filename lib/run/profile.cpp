@@ -23,12 +23,6 @@ Profile::Profile(torch::Device device, int64_t warm_up, int64_t traced)
   if (!device.is_cuda()) setenv("KINETO_LOG_LEVEL", "6", /*overwrite=*/0);
 }
 
-Profile::~Profile() {
-  try {
-    if (recording) kineto::disableProfiler();
-  } catch (...) {}  // a destructor must not throw
-}
-
 bool Profile::step() {
   if (++done == warm_up) {
     std::set<kineto::ActivityType> activities{kineto::ActivityType::CPU};

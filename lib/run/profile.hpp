@@ -27,8 +27,6 @@ class Profile {
   // traced: recorded steps, 2 to 4 MB each in the trace.
   static constexpr int64_t kWarmUp = 3, kTraced = 10;
   explicit Profile(torch::Device device, int64_t warm_up = kWarmUp, int64_t traced = kTraced);
-  ~Profile();
-  Profile(const Profile&) = delete;
 
   int64_t steps() const { return warm_up + traced; }
   // Call it after each step. Returns true after the last one.

@@ -1,15 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run/report.hpp"
 
-#include <fcntl.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -85,40 +79,6 @@ void write_evaluation(const std::string& folder, const std::string& heading, con
   }
 }
 
-// Runs a shell command, with its output to a file. Returns "" or what went wrong. Ends the command after two
-// minutes, and at a signal that asks this process to end.
-static std::string run_command(const std::string& command, const std::string& output) {
-  std::vector<std::string> words{"sh", "-c", "exec " + command};
-  char* const argv[] = {words[0].data(), words[1].data(), words[2].data(), nullptr};
-  posix_spawn_file_actions_t files;
-  posix_spawn_file_actions_init(&files);
-  posix_spawn_file_actions_addopen(&files, 1, output.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
-  posix_spawn_file_actions_adddup2(&files, 1, 2);
-  pid_t child = 0;
-  const int error = posix_spawnp(&child, argv[0], &files, nullptr, argv, environ);
-  posix_spawn_file_actions_destroy(&files);
-  if (error != 0) return std::strerror(error);
-
-  constexpr double kLongest = 120;  // seconds
-  const double start = now();
-  const int requests = stop_requests;
-  int status = 0;
-  while (waitpid(child, &status, WNOHANG) == 0) {
-    usleep(20'000);
-    const bool late = now() - start > kLongest;
-    if (!late && stop_requests == requests) continue;
-    kill(child, SIGKILL);
-    waitpid(child, &status, 0);
-    return late ? concat("it took more than ", kLongest, " s") : "stopped by a signal";
-  }
-  if (status == 0) return "";
-  std::ifstream file(output);
-  std::string last = "the script failed";
-  for (std::string line; std::getline(file, line);)
-    if (!line.empty()) last = line;
-  return last;
-}
-
 std::string write_report(const std::string& run, int signal) {
   if (signal != 0 && signal != SIGINT) return "";
   if (std::getenv("YOLOX_NO_REPORT")) return "";
@@ -131,7 +91,16 @@ std::string write_report(const std::string& run, int signal) {
     return concat("note: no report.html, because no Python has its modules; run: ", lacking,
                   " -m pip install matplotlib numpy pycocotools && ", lacking, script);
   }
-  const std::string output = run + "/report.txt", problem = run_command(python + script, output);
+  // A Ctrl-C ends the script too, which is in the same process group.
+  const std::string output = run + "/report.txt", command = concat("timeout --foreground 120 ", python,
+                                                                   script, " >", shell_word(output), " 2>&1");
+  std::string problem;
+  if (std::system(command.c_str()) != 0) {
+    problem = "it failed, or took more than 120 s";
+    std::ifstream file(output);
+    for (std::string line; std::getline(file, line);)
+      if (!line.empty()) problem = line;
+  }
   std::error_code none;  // not read: there is no output if the command did not start
   std::filesystem::remove(output, none);
   return problem.empty() ? "" : concat("note: no report.html (", problem, "); run: ", python, script);
