@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/pth.hpp"
 
+#include <ATen/EmptyTensor.h>
 #include <caffe2/serialize/inline_container.h>
 #include <zip.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -12,6 +14,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <stdexcept>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -45,34 +48,23 @@ template <class... Parts>
   fail(parts..., "; the file is damaged or incomplete: download or copy it again");
 }
 
-// Throws with the actual format of a file that is not a zip archive. head: the first 512 bytes, or fewer.
-[[noreturn]] void refuse_other_format(const std::string& head, uint64_t size) {
-  const auto starts = [&](std::string_view with) { return head.compare(0, with.size(), with) == 0; };
-  if (size == 0) fail("the file is empty: its download or copy failed, get it again");
-  if (starts("version https://git-lfs"))
+// Throws with the actual format of a file that is not a zip archive. head: its first bytes.
+[[noreturn]] void refuse_other_format(const std::string& head) {
+  if (head.empty()) fail("the file is empty: its download or copy failed, get it again");
+  if (head.starts_with("version https://git-lfs"))
     fail("is a git-lfs pointer, not the file itself; run \"git lfs pull\"");
-  if (starts("\x1f\x8b")) fail("is compressed with gzip; unpack it first");
-  if (starts("\x80") || head.compare(std::min<size_t>(257, head.size()), 5, "ustar") == 0)
+  if (head.starts_with("<"))
+    fail("is a web page, not a checkpoint: the download was refused or redirected; download the file again");
+  if (head.starts_with("\x80"))
     fail(
         "is in the format of torch.save before PyTorch 1.6 (or a plain pickle); convert it in Python: "
         "torch.save(torch.load(FILE, map_location='cpu'), NEW_FILE)");
-  if (head.size() > 8 && head[8] == '{' && read_number<uint64_t>(head) < size)
-    fail(
-        "is a safetensors file; convert it in Python: torch.save(safetensors.torch.load_file(FILE), "
-        "NEW_FILE)");
-  if (head.size() > 2 && head[0] == 8 && head[1] < 32 && (head[2] == 0x12 || head[2] == 0x3a))
-    fail(
-        "is an ONNX file, which does not contain the names of the weights; use the .pth from which it was "
-        "exported");
-  const size_t text = head.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
-  if (text != std::string::npos && head[text] == '<')
-    fail("is a web page, not a checkpoint: the download was refused or redirected; download the file again");
   fail("is not a .pth file (torch.save writes a zip archive, which starts with \"PK\")");
 }
 
-// Reader of the zip container of .pth files (libzip): uncompressed records in one top-level folder. torch's
-// own reader does not compare the checksums, so that a damaged file would be read without an error. Records
-// are known by their names without the top-level folder.
+// Reader of the zip container of .pth files (libzip). torch's own reader does not compare the checksums, so
+// that a damaged file would be read without an error. Records are known by their names without the top-level
+// folder, which may have any name.
 class ZipReader {
  public:
   // Opens a file. Throws if the file is damaged or has another format, which the message names.
@@ -85,76 +77,57 @@ class ZipReader {
     std::ifstream file(path, std::ios::binary);
     check(file.is_open(), "cannot open the file: ", std::strerror(errno));
     file_bytes_ = std::filesystem::file_size(path);
-    std::string head(std::min<uint64_t>(file_bytes_, 512), '\0');
+    std::string head(std::min<uint64_t>(file_bytes_, 32), '\0');
     file.read(head.data(), std::streamsize(head.size()));
-    if (head.compare(0, 4, "PK\x03\x04") != 0) refuse_other_format(head, file_bytes_);
+    if (!head.starts_with("PK\x03\x04")) refuse_other_format(head);
 
-    int code = 0;
-    archive_.reset(zip_open(path.c_str(), ZIP_RDONLY, &code));
-    if (code == ZIP_ER_NOZIP) damaged("the end of the zip archive is missing");
-    if (!archive_) {
-      zip_error_t reason;
-      zip_error_init_with_code(&reason, code);
-      const std::string text = zip_error_strerror(&reason);
-      zip_error_fini(&reason);
-      damaged("bad zip directory (", text, ")");
-    }
-    for (zip_int64_t i = 0; i < zip_get_num_entries(archive_.get(), 0); ++i) {
-      zip_stat_t entry;
-      if (zip_stat_index(archive_.get(), zip_uint64_t(i), ZIP_FL_ENC_RAW, &entry) != 0 ||
-          !(entry.valid & ZIP_STAT_NAME) || !(entry.valid & ZIP_STAT_SIZE))
-        damaged("bad zip directory");
-      const std::string name = entry.name;
-      const bool stored = entry.comp_method == ZIP_CM_STORE && entry.encryption_method == ZIP_EM_NONE;
-      if (stored && entry.comp_size != entry.size) damaged(name, " has two different lengths");
-      // torch puts all records in one folder, of any name.
-      const Record record{zip_uint64_t(i), entry.size, stored, entry.crc != 0};
-      if (!records_.emplace(name.substr(name.find('/') + 1), record).second)
-        damaged(name, " occurs twice in the zip directory");
-    }
+    archive_.reset(zip_open(path.c_str(), ZIP_RDONLY, nullptr));
+    const char* first = archive_ ? zip_get_name(archive_.get(), 0, ZIP_FL_ENC_RAW) : nullptr;
+    if (!first) damaged("the zip directory at the end of the file is missing or wrong");
+    folder_ = first;
+    folder_.resize(folder_.find('/') + 1);
   }
 
-  bool has(const std::string& name) const { return records_.count(name) != 0; }
-
-  // Returns the length of a record. Throws if it is longer than the file.
-  uint64_t bytes(const std::string& name) const {
-    const uint64_t bytes = records_.at(name).bytes;
-    if (bytes > file_bytes_) damaged(name, " is longer than the file");
-    return bytes;
+  bool has(const std::string& name) const {
+    return zip_name_locate(archive_.get(), (folder_ + name).c_str(), ZIP_FL_ENC_RAW) >= 0;
   }
 
-  // Reads the data of a record, bytes(name) bytes, and compares the checksum. Throws if the record is
-  // damaged.
-  void read(const std::string& name, char* to) {
-    const Record& record = records_.at(name);
-    check(record.is_stored, name,
-          " is compressed or encrypted, which torch.save never does; save the file with torch.save");
+  // Returns the directory entry of a record. Throws if there is none, or if it is longer than the file.
+  zip_stat_t find(const std::string& name) const {
+    zip_stat_t record;
+    if (zip_stat(archive_.get(), (folder_ + name).c_str(), ZIP_FL_ENC_RAW, &record) != 0)
+      damaged("record ", name, " is missing");
+    if (record.size > file_bytes_) damaged(name, " is longer than the file");
+    return record;
+  }
+
+  // Reads the data of a record and compares the checksum. Throws if the record is damaged.
+  void read(const zip_stat_t& record, char* to) {
+    const std::string name = record.name;
     const std::unique_ptr<zip_file_t, int (*)(zip_file_t*)> data(
         zip_fopen_index(archive_.get(), record.index, 0), zip_fclose);
     if (!data) damaged(name, " is not where the zip directory says");
-    for (uint64_t done = 0; done < record.bytes;) {
-      const zip_int64_t more = zip_fread(data.get(), to + done, record.bytes - done);
-      if (more <= 0) damaged("cannot read ", record.bytes, " bytes of ", name);
+    for (uint64_t done = 0; done < record.size;) {
+      const zip_int64_t more = zip_fread(data.get(), to + done, record.size - done);
+      if (more <= 0) damaged("cannot read ", record.size, " bytes of ", name);
       done += uint64_t(more);
     }
-    char beyond;  // libzip compares the checksum when it meets the end of the data
-    if (record.has_checksum && zip_fread(data.get(), &beyond, 1) != 0) damaged(name, " has a wrong checksum");
+    // libzip compares the checksum when it meets the end of the data. A checksum of 0 means none, after
+    // torch.serialization.set_crc32_options(False).
+    char beyond;
+    if (record.crc != 0 && zip_fread(data.get(), &beyond, 1) != 0) damaged(name, " has a wrong checksum");
   }
   std::string read(const std::string& name) {
-    std::string out(bytes(name), '\0');
-    read(name, out.data());
+    const zip_stat_t record = find(name);
+    std::string out(record.size, '\0');
+    read(record, out.data());
     return out;
   }
 
  private:
-  struct Record {
-    uint64_t index = 0, bytes = 0;
-    bool is_stored = false;     // neither compressed nor encrypted
-    bool has_checksum = false;  // false after torch.serialization.set_crc32_options(False)
-  };
   uint64_t file_bytes_ = 0;
+  std::string folder_;  // "archive/"
   std::unique_ptr<zip_t, void (*)(zip_t*)> archive_{nullptr, zip_discard};
-  std::unordered_map<std::string, Record> records_;
 };
 
 // Python class names of storages and their element types.
@@ -176,13 +149,14 @@ c10::IValue opaque(std::string name) {
   return c10::IValue::make_capsule(c10::make_intrusive<Opaque>(std::move(name)));
 }
 
-// The pickle virtual machine. A class or function is an Opaque with its name, a storage a 1-D tensor.
+// The pickle virtual machine of protocol 2, the protocol of torch.save. A class or function is an Opaque with
+// its name, a storage a 1-D tensor. Throws c10::Error or std::out_of_range if the program is damaged.
 class Unpickler {
  public:
   // program: contents of data.pkl.
   Unpickler(ZipReader& zip, std::string program) : zip_(zip), program_(std::move(program)) {}
 
-  // Executes the program and returns its result. Throws if the program is damaged.
+  // Executes the program and returns its result.
   c10::IValue run() {
     while (step()) {}
     return pop();
@@ -199,10 +173,10 @@ class Unpickler {
   std::unordered_map<uint64_t, c10::IValue> memo_;
   std::unordered_map<std::string, at::Tensor> storages_;  // by record name, as uint8 tensors
 
-  // ---- reading the program. Throws if the program ends too early.
+  // ---- reading the program
 
-  std::string_view take(uint64_t bytes) {
-    if (bytes > program_.size() - at_) damaged("data.pkl ends too early");
+  std::string_view take(size_t bytes) {
+    TORCH_CHECK(bytes <= program_.size() - at_, "it ends too early");
     at_ += bytes;
     return std::string_view(program_).substr(at_ - bytes, bytes);
   }
@@ -211,24 +185,14 @@ class Unpickler {
     return read_number<T>(take(sizeof(T)));
   }
   std::string line() {
-    const size_t end = program_.find('\n', at_);
-    if (end == std::string::npos) damaged("data.pkl ends too early");
-    const std::string out(take(end - at_));
+    const std::string out(take(program_.find('\n', at_) - at_));
     take(1);
     return out;
-  }
-  double take_big_endian_double() {
-    const uint64_t bits = __builtin_bswap64(take<uint64_t>());
-    double value;
-    std::memcpy(&value, &bits, sizeof(value));
-    return value;
   }
 
   // ---- stack and memo
 
   void push(c10::IValue value) { stack_.push_back(std::move(value)); }
-  void push_text(std::string_view text) { push(std::string(text)); }
-  void push_bytes(std::string_view) { push(opaque("bytes")); }
   void push_tuple(Values items) { push(c10::ivalue::Tuple::create(std::move(items))); }
   void push_long(std::string_view bytes) {
     if (bytes.size() > 8) return push(opaque(concat("int of ", bytes.size(), " bytes")));
@@ -237,7 +201,7 @@ class Unpickler {
     push(int64_t(value));
   }
   const c10::IValue& top() const {
-    if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) damaged("data.pkl pops from an empty stack");
+    TORCH_CHECK(stack_.size() > (marks_.empty() ? 0 : marks_.back()), "it pops from an empty stack");
     return stack_.back();
   }
   c10::IValue pop() {
@@ -251,198 +215,133 @@ class Unpickler {
     return out;
   }
   Values pop_to_mark() {
-    if (marks_.empty()) damaged("data.pkl pops to a missing mark");
+    TORCH_CHECK(!marks_.empty(), "it pops to a missing mark");
     Values out(stack_.begin() + marks_.back(), stack_.end());
     stack_.resize(marks_.back());
     marks_.pop_back();
     return out;
   }
-  void recall(uint64_t place) {
-    if (!memo_.count(place)) damaged("data.pkl reads an unset memo entry");
-    push(memo_[place]);
-  }
-  // Appends items to the list on top of the stack. Drops them if the top is an opaque object, such as a set.
+  // Appends items to the list on top of the stack. Drops them if the top is an opaque object.
   void append(const Values& items) {
     if (top().isCapsule()) return;
-    if (!top().isList()) damaged("data.pkl appends to a value that is not a list");
     auto list = top().toList();
     for (const auto& item : items) list.push_back(item);
   }
-  // Inserts key, value, key, value, ... into the dict on top of the stack.
+  // Inserts key, value, key, value, ... into the dict on top of the stack. Leaves out items whose keys are
+  // neither text nor numbers.
   void insert(const Values& items) {
     if (top().isCapsule()) return;
-    if (!top().isGenericDict() || items.size() % 2)
-      damaged("data.pkl sets items of a value that is not a dict");
-    for (size_t i = 0; i < items.size(); i += 2) insert(top().toGenericDict(), items[i], items[i + 1]);
-  }
-  // Leaves out items whose keys are neither text nor numbers.
-  static void insert(GenericDict dict, const c10::IValue& key, const c10::IValue& value) {
-    if (key.isString() || key.isScalar()) dict.insert_or_assign(key, value);
+    auto dict = top().toGenericDict();
+    for (size_t i = 0; i < items.size(); i += 2)
+      if (items[i].isString() || items[i].isScalar()) dict.insert_or_assign(items[i], items.at(i + 1));
   }
 
   // Executes one opcode. Returns false after STOP. Opcode names are those of pickletools.
   bool step() {
     const auto opcode = take<uint8_t>();
     switch (opcode) {
-      case 0x80: take(1); break;                            // PROTO
-      case 0x95: take(8); break;                            // FRAME
-      case '.': return false;                               // STOP
-      case '(': marks_.push_back(stack_.size()); break;     // MARK
-      case '0': pop(); break;                               // POP
-      case '1': pop_to_mark(); break;                       // POP_MARK
-      case 'N': push({}); break;                            // NONE
-      case 0x88: push(true); break;                         // NEWTRUE
-      case 0x89: push(false); break;                        // NEWFALSE
-      case 'J': push(int64_t(take<int32_t>())); break;      // BININT
-      case 'K': push(int64_t(take<uint8_t>())); break;      // BININT1
-      case 'M': push(int64_t(take<uint16_t>())); break;     // BININT2
-      case 0x8a: push_long(take(take<uint8_t>())); break;   // LONG1
-      case 0x8b: push_long(take(take<uint32_t>())); break;  // LONG4
-      case 'G': push(take_big_endian_double()); break;      // BINFLOAT
-      case 'X': push_text(take(take<uint32_t>())); break;   // BINUNICODE
-      case 0x8c: push_text(take(take<uint8_t>())); break;   // SHORT_BINUNICODE
-      case 0x8d: push_text(take(take<uint64_t>())); break;  // BINUNICODE8
-      case 'B': push_bytes(take(take<uint32_t>())); break;  // BINBYTES
-      case 'C': push_bytes(take(take<uint8_t>())); break;   // SHORT_BINBYTES
-      case 0x8e:
-      case 0x96: push_bytes(take(take<uint64_t>())); break;  // BINBYTES8, BYTEARRAY8
-      case ')': push_tuple({}); break;                       // EMPTY_TUPLE
-      case 't': push_tuple(pop_to_mark()); break;            // TUPLE
+      case 0x80: {  // PROTO
+        const int protocol = take<uint8_t>();
+        check(protocol == 2, "has pickle protocol ", protocol, "; save it with torch.save's own protocol, 2");
+        break;
+      }
+      case '.': return false;                                                             // STOP
+      case '(': marks_.push_back(stack_.size()); break;                                   // MARK
+      case 'N': push({}); break;                                                          // NONE
+      case 0x88: push(true); break;                                                       // NEWTRUE
+      case 0x89: push(false); break;                                                      // NEWFALSE
+      case 'J': push(int64_t(take<int32_t>())); break;                                    // BININT
+      case 'K': push(int64_t(take<uint8_t>())); break;                                    // BININT1
+      case 'M': push(int64_t(take<uint16_t>())); break;                                   // BININT2
+      case 0x8a: push_long(take(take<uint8_t>())); break;                                 // LONG1
+      case 'G': push(std::bit_cast<double>(__builtin_bswap64(take<uint64_t>()))); break;  // BINFLOAT
+      case 'X': push(std::string(take(take<uint32_t>()))); break;                         // BINUNICODE
+      case ')': push_tuple({}); break;                                                    // EMPTY_TUPLE
+      case 't': push_tuple(pop_to_mark()); break;                                         // TUPLE
       case 0x85:
       case 0x86:
-      case 0x87: push_tuple(pop(opcode - 0x84)); break;  // TUPLE1, 2, 3
-      case ']': push(empty_list()); break;               // EMPTY_LIST
-      case 'a': append({pop()}); break;                  // APPEND
-      case 'e':
-      case 0x90: append(pop_to_mark()); break;  // APPENDS, ADDITEMS
-      case '}': push(empty_dict()); break;      // EMPTY_DICT
-      case 's': insert(pop(2)); break;          // SETITEM
-      case 'u': insert(pop_to_mark()); break;   // SETITEMS
-      case 0x8f: push(opaque("set")); break;    // EMPTY_SET
-      case 0x91:
-        pop_to_mark();
-        push(opaque("frozenset"));
-        break;                                               // FROZENSET
-      case 'q': memo_[take<uint8_t>()] = top(); break;       // BINPUT
-      case 'r': memo_[take<uint32_t>()] = top(); break;      // LONG_BINPUT
-      case 0x94: memo_.emplace(memo_.size(), top()); break;  // MEMOIZE
-      case 'h': recall(take<uint8_t>()); break;              // BINGET
-      case 'j': recall(take<uint32_t>()); break;             // LONG_BINGET
-      case 'c': {                                            // GLOBAL
+      case 0x87: push_tuple(pop(opcode - 0x84)); break;   // TUPLE1, 2, 3
+      case ']': push(empty_list()); break;                // EMPTY_LIST
+      case 'a': append({pop()}); break;                   // APPEND
+      case 'e': append(pop_to_mark()); break;             // APPENDS
+      case '}': push(empty_dict()); break;                // EMPTY_DICT
+      case 's': insert(pop(2)); break;                    // SETITEM
+      case 'u': insert(pop_to_mark()); break;             // SETITEMS
+      case 'q': memo_[take<uint8_t>()] = top(); break;    // BINPUT
+      case 'r': memo_[take<uint32_t>()] = top(); break;   // LONG_BINPUT
+      case 'h': push(memo_.at(take<uint8_t>())); break;   // BINGET
+      case 'j': push(memo_.at(take<uint32_t>())); break;  // LONG_BINGET
+      case 'c': {                                         // GLOBAL
         const std::string module = line();
         push(opaque(module + "." + line()));
         break;
       }
-      case 0x93: {  // STACK_GLOBAL
-        const Values names = pop(2);
-        push(opaque(text(names[0]) + "." + text(names[1])));
-        break;
-      }
       case 'R':
-      case 0x81: push(call(pop(2))); break;  // REDUCE, NEWOBJ
-      case 0x92: push(call(pop(3))); break;  // NEWOBJ_EX
-      case 'b':                              // BUILD: the state, such as the _metadata of a state dict
-        pop();
-        top();
-        break;
+      case 0x81: push(call(pop(2))); break;        // REDUCE, NEWOBJ
+      case 'b': pop(); break;                      // BUILD: the state, such as the _metadata of a state dict
       case 'Q': push(load_storage(pop())); break;  // BINPERSID
-      default:
-        damaged("data.pkl has opcode ", int(opcode), " at byte ", at_ - 1,
-                ", which torch.save does not write");
+      default: TORCH_CHECK(false, "it has opcode ", int(opcode), ", which torch.save does not write");
     }
     return true;
   }
 
-  // ---- typed access to values. Throws if a value has another type.
+  // ---- calls and storages
 
   static Values items(const c10::IValue& value) {
-    if (value.isTuple()) return value.toTupleRef().elements().vec();
-    if (!value.isList()) damaged("data.pkl has another value in place of a tuple");
-    return value.toListRef().vec();
-  }
-  static c10::IValue argument(const c10::IValue& tuple, size_t index) {
-    const Values all = items(tuple);
-    if (index >= all.size()) damaged("data.pkl calls a function with too few arguments");
-    return all[index];
-  }
-  static std::string text(const c10::IValue& value) {
-    if (!value.isString()) damaged("data.pkl has another value in place of a string");
-    return value.toStringRef();
-  }
-  static int64_t integer(const c10::IValue& value) {
-    if (!value.isInt()) damaged("data.pkl has another value in place of an integer");
-    return value.toInt();
+    return value.isTuple() ? value.toTupleRef().elements().vec() : value.toListRef().vec();
   }
   static std::vector<int64_t> integers(const c10::IValue& tuple) {
     std::vector<int64_t> out;
-    for (const auto& item : items(tuple)) out.push_back(integer(item));
+    for (const auto& item : items(tuple)) out.push_back(item.toInt());
     return out;
   }
   static std::string class_name(const c10::IValue& value) {
-    if (!value.isCapsule()) damaged("data.pkl has another value in place of a class");
     return dynamic_cast<const Opaque&>(*value.toCapsule()).name;
   }
-
-  // ---- calls and storages
 
   // Returns the result of a call, {function, arguments}, of one of the functions that torch.save uses, or an
   // opaque object for any other function. Does not execute Python code.
   c10::IValue call(const Values& function_and_arguments) {
-    const c10::IValue &function = function_and_arguments[0], &arguments = function_and_arguments[1];
+    const c10::IValue& function = function_and_arguments[0];
     const std::string name = class_name(function);
-    if (name == "collections.OrderedDict") return ordered_dict(arguments);
-    if (name == "torch._utils._rebuild_tensor_v2") return tensor(items(arguments));
+    const Values arguments = items(function_and_arguments[1]);
+    if (name == "collections.OrderedDict" && arguments.empty()) return empty_dict();
+    if (name == "torch._utils._rebuild_tensor_v2") return tensor(arguments);
     if (name == "torch._utils._rebuild_parameter" || name == "torch._utils._rebuild_parameter_with_state" ||
         name == "torch.Size")
-      return argument(arguments, 0);
+      return arguments.at(0);
     return function;
-  }
-
-  // Handles OrderedDict() and OrderedDict([(key, value), ...]).
-  c10::IValue ordered_dict(const c10::IValue& arguments) {
-    auto dict = empty_dict();
-    if (items(arguments).empty()) return dict;
-    for (const auto& pair : items(argument(arguments, 0))) insert(dict, argument(pair, 0), argument(pair, 1));
-    return dict;
   }
 
   // Loads a storage from ('storage', type, key, device, number of elements) as a 1-D tensor.
   c10::IValue load_storage(const c10::IValue& tuple) {
-    const std::string type_name = class_name(argument(tuple, 1)), name = "data/" + text(argument(tuple, 2));
-    const int64_t count = integer(argument(tuple, 4));
-    const auto type = std::find_if(kStorageTypes.begin(), kStorageTypes.end(),
-                                   [&](const auto& known) { return known.first == type_name; });
+    const Values about = items(tuple);
+    const std::string type_name = class_name(about.at(1)), name = "data/" + about.at(2).toStringRef();
+    const auto type =
+        std::ranges::find(kStorageTypes, type_name, [](const auto& known) { return known.first; });
     if (type == kStorageTypes.end()) return opaque(type_name);
-    if (!zip_.has(name)) damaged("record ", name, " is missing");
     auto& storage = storages_[name];
     if (!storage.defined()) {
-      storage = at::empty({int64_t(zip_.bytes(name))}, at::kByte);
-      zip_.read(name, static_cast<char*>(storage.mutable_data_ptr()));
+      const zip_stat_t record = zip_.find(name);
+      storage = at::empty({int64_t(record.size)}, at::kByte);
+      zip_.read(record, static_cast<char*>(storage.mutable_data_ptr()));
     }
-    const int64_t room = storage.numel() / int64_t(c10::elementSize(type->second));
-    if (count < 0 || count > room) damaged("record ", name, " is shorter than its storage");
+    const int64_t count = about.at(4).toInt();
+    TORCH_CHECK(count >= 0 && count <= storage.numel() / int64_t(c10::elementSize(type->second)), "record ",
+                name, " is shorter than its storage");
     return at::empty({0}, type->second).set_(storage.storage(), 0, {count}, {1});
   }
 
   // Makes a tensor from (storage, offset, sizes, strides, ...); offset and strides are in elements.
-  c10::IValue tensor(const Values& arguments) {
-    if (arguments.size() < 4) damaged("data.pkl calls a function with too few arguments");
-    if (arguments[0].isCapsule()) return arguments[0];
-    if (!arguments[0].isTensor()) damaged("data.pkl has another value in place of a storage");
+  static c10::IValue tensor(const Values& arguments) {
+    if (arguments.at(0).isCapsule()) return arguments[0];
     const at::Tensor flat = arguments[0].toTensor();
-    const int64_t offset = integer(arguments[1]), room = flat.numel();
-    const auto sizes = integers(arguments[2]), strides = integers(arguments[3]);
-    bool fits = sizes.size() == strides.size() && offset >= 0 && offset <= room, empty = false;
-    double last = double(offset);  // index of the last element
-    for (size_t d = 0; d < sizes.size() && fits; ++d) {
-      fits = sizes[d] >= 0 && strides[d] >= 0;
-      empty = empty || sizes[d] == 0;
-      last += (double(sizes[d]) - 1) * double(strides[d]);
-    }
-    if (!fits || (!empty && last >= double(room)))
-      damaged("a tensor of shape ", c10::IntArrayRef(sizes), ", strides ", c10::IntArrayRef(strides),
-              ", offset ", offset, " does not fit its storage of ", room);
-    if (empty) return at::empty(sizes, flat.options());
+    const int64_t offset = arguments.at(1).toInt();
+    const auto sizes = integers(arguments.at(2)), strides = integers(arguments.at(3));
+    // set_() would enlarge a storage that is too small.
+    TORCH_CHECK(offset >= 0 && at::detail::computeStorageNbytes(sizes, strides, flat.itemsize(), offset) <=
+                                   flat.nbytes(),
+                "a tensor of shape ", c10::IntArrayRef(sizes), " does not fit its storage of ", flat.numel());
     return at::empty({0}, flat.options()).set_(flat.storage(), offset, sizes, strides);
   }
 };
@@ -493,10 +392,8 @@ class Pickler {
   }
 
   void add_double(double value) {
-    uint64_t bits;
-    std::memcpy(&bits, &value, sizeof(bits));
     put("G");
-    append_number(program, __builtin_bswap64(bits));
+    append_number(program, __builtin_bswap64(std::bit_cast<uint64_t>(value)));
   }
 
   void add_text(const std::string& text) {
@@ -515,8 +412,8 @@ class Pickler {
   void add_tensor(const at::Tensor& tensor) {
     check(tensor.defined() && tensor.layout() == at::kStrided,
           "cannot store an undefined or sparse tensor in a .pth");
-    const auto type = std::find_if(kStorageTypes.begin(), kStorageTypes.end(),
-                                   [&](const auto& known) { return known.second == tensor.scalar_type(); });
+    const auto type =
+        std::ranges::find(kStorageTypes, tensor.scalar_type(), [](const auto& k) { return k.second; });
     check(type != kStorageTypes.end(), "cannot store a tensor of ", tensor.scalar_type(),
           " in a .pth; convert the tensor");
     put("ctorch._utils\n_rebuild_tensor_v2\n((");
@@ -549,9 +446,14 @@ c10::IValue read_pth(const std::string& path) {
       check(order == "little", "was written on a ", order,
             "-endian machine; save the checkpoint again on a little-endian machine");
     }
-    return Unpickler(zip, zip.read("data.pkl")).run();
-  } catch (const c10::Error& error) {
-    fail(path, ": ", error.what_without_backtrace());
+    try {
+      return Unpickler(zip, zip.read("data.pkl")).run();
+    } catch (const c10::Error& error) {
+      const std::string cause = error.what_without_backtrace();
+      damaged("data.pkl cannot be read: ", cause.substr(0, cause.find('\n')));
+    } catch (const std::out_of_range&) {
+      damaged("data.pkl cannot be read");
+    }
   } catch (const std::exception& error) {
     fail(path, ": ", error.what());
   }
@@ -584,26 +486,9 @@ void write_pth(const std::string& path, const c10::IValue& value) {
     };
     add("data.pkl", pickler.program);
     add("byteorder", "little");
-    // Copies tensors from a GPU to pinned memory, and waits once for many of them.
-    constexpr size_t kBytesOfWait = size_t{256} << 20;
-    const auto& tensors = pickler.tensors;
-    for (size_t first = 0, i = 0; first < tensors.size(); first = i) {
-      std::vector<torch::Tensor> copies;
-      bool waits = false;
-      for (size_t bytes = 0; i < tensors.size() && bytes < kBytesOfWait; bytes += tensors[i++].nbytes()) {
-        const torch::Tensor& t = tensors[i];
-        try {
-          copies.push_back(t.detach().to(torch::kCPU, /*non_blocking=*/true));
-          waits = waits || t.is_cuda();
-        } catch (const c10::Error&) {  // perhaps there is no more pinned memory
-          copies.push_back(t.detach().cpu());
-        }
-      }
-      if (waits) torch::cuda::synchronize();
-      for (size_t k = 0; k < copies.size(); ++k) {
-        const torch::Tensor t = copies[k].contiguous();
-        add("data/" + std::to_string(first + k), {static_cast<const char*>(t.const_data_ptr()), t.nbytes()});
-      }
+    for (size_t i = 0; i < pickler.tensors.size(); ++i) {
+      const torch::Tensor t = pickler.tensors[i].detach().cpu().contiguous();
+      add("data/" + std::to_string(i), {static_cast<const char*>(t.const_data_ptr()), t.nbytes()});
     }
     zip.writeEndOfFile();
     rethrow_failure();

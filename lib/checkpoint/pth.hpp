@@ -2,7 +2,7 @@
 // Reader and writer of PyTorch's .pth files, without Python: the zip container and the part of pickle that
 // torch.save uses. The reader executes no code from the file. It builds only tensors, dicts, lists, tuples,
 // numbers, strings and None, and keeps the class name of every other object. Formats: CPython
-// Lib/pickletools.py (opcodes, protocols 2 to 5), torch/serialization.py and torch/_utils.py (names of
+// Lib/pickletools.py (opcodes, protocol 2), torch/serialization.py and torch/_utils.py (names of
 // records, storages and rebuild functions).
 #pragma once
 #include <torch/torch.h>
@@ -18,7 +18,7 @@ using c10::impl::GenericList;
 inline GenericDict empty_dict() { return GenericDict(c10::AnyType::get(), c10::AnyType::get()); }
 inline GenericList empty_list() { return GenericList(c10::AnyType::get()); }
 
-// Reads a file that torch.save wrote (PyTorch 1.6 or later, pickle protocol 2 or later). An OrderedDict
+// Reads a file that torch.save wrote (PyTorch 1.6 or later, with its default pickle protocol). An OrderedDict
 // becomes a dict, a Parameter a tensor, and an object of any other class an Opaque. Tensors are on the CPU,
 // do not require gradients, and share storages as in Python. Throws std::runtime_error with one line that
 // names the file and, if the file is not a .pth, its actual format.
