@@ -8,7 +8,6 @@
 
 #include <random>
 
-#include "base/memory.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/load.hpp"
 
@@ -34,14 +33,11 @@ std::string zip_bytes(const Records& records) {
   return out;
 }
 
-// Returns a .pth file with this pickle program and additional records.
-std::string pickle_bytes(const std::string& program, Records records = {}) {
-  records.insert(records.begin(), {"data.pkl", program});
-  return zip_bytes(records);
-}
-c10::IValue read_pickle(const std::string& program, const Records& records = {}) {
+// Reads a .pth file with this pickle program and additional records.
+c10::IValue read_pickle(const std::string& program, Records records = {}) {
   const TempDir dir;
-  write_bytes(dir / "a.pth", pickle_bytes(program, records));
+  records.insert(records.begin(), {"data.pkl", program});
+  write_bytes(dir / "a.pth", zip_bytes(records));
   return read_pth(dir / "a.pth");
 }
 
@@ -228,13 +224,13 @@ net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
 value = {
   'model': net.state_dict(), 'parameter': torch.nn.Parameter(torch.ones(2)),
   'base': base, 'view': base.view(4, 6).t()[1:3], 'channels_last': torch.arange(24.).view(1, 2, 3, 4).to(memory_format=torch.channels_last),
-  'size': torch.Size([2, 3]), 'long': 2**70, 'negative': -2**40, 'set': {1, 2}, 'frozen': frozenset([1]), 'bytes': b'abc\xff',
+  'size': torch.Size([2, 3]), 'long': 2**70, 'negative': -2**40, 'set': {1, 2}, 'bytes': b'abc\xff',
   'args': argparse.Namespace(lr=0.1), 'default': collections.defaultdict(list, {'a': [1]}), 'pairs': collections.OrderedDict(a=1, b=2),
   'text': 'caf\u00e9', 'half': torch.tensor([1.5]).half(), 'odd_keys': {(1, 2): 3},
   'scalar': torch.tensor(5), 'none': torch.empty(0), 'float8': torch.ones(2).to(torch.float8_e5m2),
 }
-for protocol in range(2, 6):
-  torch.save(value, f'python{protocol}.pth', pickle_protocol=protocol)
+torch.save(value, 'python.pth')
+torch.save(value, 'four.pth', pickle_protocol=4)
 torch.save(value, 'legacy.pth', _use_new_zipfile_serialization=False)
 torch.jit.save(torch.jit.script(net), 'script.pth')
 torch.save(base.to(torch.float64).expand(5, 24), 'expanded.pth')
@@ -245,30 +241,28 @@ torch.save(base.to(torch.float64).expand(5, 24), 'expanded.pth')
     if (entry.key().toStringRef().find('_') == std::string::npos)  // except the tensors with random values
       CHECK(same(entry.value().toTensor(), weights.at(entry.key()).toTensor()));
 
-  for (int protocol = 2; protocol <= 5; ++protocol) {
-    const auto file = read_pth(dir / concat("python", protocol, ".pth")).toGenericDict();
-    INFO("protocol ", protocol);
-    const auto model = file.at("model").toGenericDict();
-    REQUIRE(model.size() == 7);
-    CHECK(model.begin()->key().toStringRef() == "0.weight");
-    CHECK(same(file.at("parameter").toTensor(), torch::ones({2})));
-    const auto base = file.at("base").toTensor(), view = file.at("view").toTensor();
-    CHECK(same(view, base.view({4, 6}).t().slice(0, 1, 3)));
-    base.zero_();
-    CHECK(view.abs().sum().item<float>() == 0);  // views share their storage as before
-    CHECK(same(file.at("channels_last").toTensor(), torch::arange(24, torch::kFloat).view({1, 2, 3, 4})));
-    CHECK(same(file.at("half").toTensor(), torch::tensor({1.5}).to(torch::kHalf)));
-    CHECK(file.at("scalar").toTensor().dim() == 0);
-    CHECK(file.at("none").toTensor().numel() == 0);
-    CHECK(file.at("size").toTupleRef().elements()[1].toInt() == 3);
-    CHECK(file.at("negative").toInt() == -(int64_t(1) << 40));
-    CHECK(file.at("pairs").toGenericDict().at("b").toInt() == 2);
-    CHECK(file.at("text").toStringRef() == "caf\xC3\xA9");
-    CHECK(describe(file.at("args")) == "the Python object argparse.Namespace");
-    CHECK(file.at("odd_keys").toGenericDict().empty());
-    for (const char* key : {"long", "set", "frozen", "bytes", "default", "float8"})
-      CHECK_MESSAGE(file.at(key).isCapsule(), key);
-  }
+  const auto file = read_pth(dir / "python.pth").toGenericDict();
+  const auto model = file.at("model").toGenericDict();
+  REQUIRE(model.size() == 7);
+  CHECK(model.begin()->key().toStringRef() == "0.weight");
+  CHECK(same(file.at("parameter").toTensor(), torch::ones({2})));
+  const auto base = file.at("base").toTensor(), view = file.at("view").toTensor();
+  CHECK(same(view, base.view({4, 6}).t().slice(0, 1, 3)));
+  base.zero_();
+  CHECK(view.abs().sum().item<float>() == 0);  // views share their storage as before
+  CHECK(same(file.at("channels_last").toTensor(), torch::arange(24, torch::kFloat).view({1, 2, 3, 4})));
+  CHECK(same(file.at("half").toTensor(), torch::tensor({1.5}).to(torch::kHalf)));
+  CHECK(file.at("scalar").toTensor().dim() == 0);
+  CHECK(file.at("none").toTensor().numel() == 0);
+  CHECK(file.at("size").toTupleRef().elements()[1].toInt() == 3);
+  CHECK(file.at("negative").toInt() == -(int64_t(1) << 40));
+  CHECK(file.at("pairs").toGenericDict().at("b").toInt() == 2);
+  CHECK(file.at("text").toStringRef() == "caf\xC3\xA9");
+  CHECK(describe(file.at("args")) == "the Python object argparse.Namespace");
+  CHECK(file.at("odd_keys").toGenericDict().empty());
+  for (const char* key : {"long", "set", "bytes", "default", "float8"})
+    CHECK_MESSAGE(file.at(key).isCapsule(), key);
+  CHECK_ERROR(read_pth(dir / "four.pth"), "has pickle protocol 4");
   CHECK_ERROR(read_pth(dir / "legacy.pth"), "before PyTorch 1.6");
   CHECK_ERROR(read_pth(dir / "script.pth"), "TorchScript");
   CHECK(read_pth(dir / "expanded.pth").toTensor().sizes() == c10::IntArrayRef({5, 24}));
@@ -284,32 +278,18 @@ TEST_CASE("checkpoints: the error of a file of another kind names its kind") {
   refuse("", "empty");
   refuse("version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "git lfs pull");
   refuse("<!DOCTYPE html><html>", "web page");
-  refuse("\xEF\xBB\xBF\n  <html>", "web page");
-  refuse("\x1f\x8b\x08 rest", "gzip");
   refuse(std::string("\x80\x02\x8a\x0al\xfc\x9c\x46\xf9 j\xa8P\x19.", 16), "before PyTorch 1.6");
-  refuse(std::string(257, 'a') + "ustar  ", "before PyTorch 1.6");
-  refuse(std::string("\x20\0\0\0\0\0\0\0{\"a\":{}}", 16) + std::string(64, ' '), "safetensors");
-  refuse(std::string("\x08\x07\x12\x07pytorch", 11), "ONNX");
   refuse("hello", "not a .pth file");
   refuse("PK\x03\x04", "incomplete");
   refuse(zip_bytes({{"arr_0.npy", "x"}}), "without data.pkl");
-  refuse(pickle_bytes(kProto + "N.", {{"byteorder", "big"}}), "big-endian");
+  refuse(zip_bytes({{"data.pkl", kProto + "N."}, {"byteorder", "big"}}), "big-endian");
   CHECK_ERROR(read_pth(dir.path.string()), "is a folder");
   REQUIRE(mkfifo((dir / "pipe.pth").c_str(), 0600) == 0);  // opening it would block
   CHECK_ERROR(read_pth(dir / "pipe.pth"), "is not a regular file");
   CHECK_ERROR(read_pth(dir / "none.pth"), "no such file");
-  std::string bytes = pickle_bytes(kProto + "N.", {{"a", "1"}, {"b", "2"}});
-  const std::string second = "archive/b";
-  for (size_t at = bytes.find(second); at != std::string::npos; at = bytes.find(second, at))
-    bytes.replace(at, second.size(), "archive/a");
-  refuse(bytes, "twice");
-  // Compressed by a zip program: the compression method in the central directory is not 0.
-  bytes = pickle_bytes(kProto + "N.");
-  const size_t entry = bytes.find("PK\x01\x02"), crc = entry + 16;
-  bytes[entry + 10] = 8;
-  refuse(bytes, "compressed");
   // Without checksums, as written after torch.serialization.set_crc32_options(False).
-  bytes[entry + 10] = 0;
+  std::string bytes = zip_bytes({{"data.pkl", kProto + "N."}});
+  const size_t crc = bytes.find("PK\x01\x02") + 16;
   std::fill_n(bytes.begin() + crc, 4, '\0');
   write_bytes(dir / "x.pth", bytes);
   CHECK(read_pth(dir / "x.pth").isNone());
@@ -323,37 +303,23 @@ TEST_CASE("checkpoints: pickles execute no code, and tensors that exceed their s
   const auto value = read_pickle(kProto + "cposix\nsystem\n" + text("touch " + (dir / "ran")) + "\x85R.");
   CHECK(describe(value) == "the Python object posix.system");
   CHECK(!std::filesystem::exists(dir / "ran"));
-  CHECK(describe(read_pickle(kProto + "c__builtin__\neval\n(" + text("1+1") + "tR}" + text("x") +
-                             "K\x01sb.")) == "the Python object __builtin__.eval");
-
   // Tensors that exceed their storage.
   const int64_t huge = int64_t(1) << 62;
   const Records records = {{"data/0", std::string(16, '\0')}};
   CHECK(read_pickle(tensor_program(4, 0, {2, 2}, {2, 1}), records).toTensor().numel() == 4);
-  CHECK(read_pickle(tensor_program(4, 3, {1}, {huge}), records).toTensor().numel() == 1);
   CHECK(read_pickle(tensor_program(4, 0, {}, {}), records).toTensor().dim() == 0);
-  CHECK(read_pickle(tensor_program(4, 0, {0, 3}, {huge, huge}), records).toTensor().numel() == 0);
+  CHECK(read_pickle(tensor_program(4, 0, {0, 3}, {3, 1}), records).toTensor().numel() == 0);
   for (const auto& program :
        {tensor_program(4, 0, {5}, {1}), tensor_program(4, 1, {4}, {1}), tensor_program(4, 4, {}, {}),
-        tensor_program(4, -1, {1}, {1}), tensor_program(4, huge, {1}, {1}), tensor_program(4, 0, {2}, {4}),
-        tensor_program(4, 0, {2}, {huge}), tensor_program(4, 0, {2, 2}, {huge, huge}),
-        tensor_program(4, 0, {2}, {-1}), tensor_program(4, 0, {-1}, {1}), tensor_program(4, 0, {2}, {}),
-        tensor_program(4, 5, {0}, {1}), tensor_program(5, 0, {5}, {1}), tensor_program(huge, 0, {1}, {1}),
-        tensor_program(-1, 0, {1}, {1})})
+        tensor_program(4, -1, {1}, {1}), tensor_program(4, 0, {2}, {huge}), tensor_program(4, 0, {2}, {-1}),
+        tensor_program(4, 0, {2, 2}, {huge, huge}), tensor_program(4, 0, {-1}, {1}),
+        tensor_program(4, 0, {2}, {}), tensor_program(5, 0, {5}, {1}), tensor_program(-1, 0, {1}, {1})})
     CHECK_ERROR(read_pickle(program, records), "damaged");
   CHECK_ERROR(read_pickle(tensor_program(4, 0, {4}, {1})), "data/0 is missing");
-
-  // Lengths that exceed the file.
-  for (const std::string& program :
-       {std::string("X\xff\xff\xff\xff"), std::string("\x8d\xff\xff\xff\xff\xff\xff\xff\x7f"),
-        std::string("\x8a\xff"), std::string("\x8b\xff\xff\xff\xff"), std::string("B\xff\xff\xff\xff"),
-        std::string("\x8e\xff\xff\xff\xff\xff\xff\xff\xff"), std::string("cno_end"), std::string("J\x01")})
-    CHECK_ERROR(read_pickle(kProto + program), "ends too early");
-  for (const char* program : {".", "0.", "t.", "u.", "K\x01s.", "NR.", "(.", "}Na.", "]NNs.", "}(Nu.", "Q.",
-                              "NQ.", "h\x07.", "Nb.", "i\n\n.", "(R.", "NN\x81.", "N\x93.", "\xff."})
-    CHECK_THROWS_AS(read_pickle(kProto + program), std::runtime_error);
-  CHECK_THROWS_AS(read_pickle(kProto + "ccollections\nOrderedDict\n(](NNNtetR."), std::runtime_error);
-  CHECK_THROWS_AS(read_pickle(kProto + "ctorch._utils\n_rebuild_tensor_v2\n)R."), std::runtime_error);
+  for (const char* program :
+       {"X\xff\xff\xff\xff", "cno_end", "J\x01", ".", "t.", "K\x01s.", "NR.", "]NNs.", "}(K\x01u.", "NQ.",
+        "h\x07.", "(R.", "\xff.", "ctorch._utils\n_rebuild_tensor_v2\n)R."})
+    CHECK_ERROR(read_pickle(kProto + program), "damaged");
 }
 
 TEST_CASE(
@@ -361,17 +327,7 @@ TEST_CASE(
   const TempDir dir;
   write_pth(dir / "a.pth", sample());
   const std::string good = contents(dir / "a.pth");
-  caffe2::serialize::PyTorchStreamReader zip(dir / "a.pth");
-  const auto record = [&](const std::string& name) {
-    const auto [data, size] = zip.getRecord(name);
-    return std::string(static_cast<const char*>(data.get()), size);
-  };
-  const std::string program = record("data.pkl");
-  Records records;
-  for (const auto& name : zip.getAllRecords())
-    if (name.starts_with("data/")) records.emplace_back(name, record(name));
   std::mt19937_64 random(1);
-  const double before = peak_bytes();
   int errors = 0, total = 0;
   const auto try_read = [&](const std::string& bytes) {
     write_bytes(dir / "b.pth", bytes);
@@ -381,23 +337,15 @@ TEST_CASE(
     CHECK_MESSAGE((error.empty() || has(error, "b.pth: ")), error);
   };
   for (size_t back = 1; back <= 120; ++back) try_read(good.substr(0, good.size() - back));
-  for (int i = 0; i < 300; ++i) try_read(good.substr(0, random() % good.size()));
+  for (int i = 0; i < 100; ++i) try_read(good.substr(0, random() % good.size()));
   CHECK(errors == total);
-  // Bit flips in the container, half of them in the central directory; bytes of the pickle, with a correct
-  // checksum.
-  for (int i = 0; i < 1000; ++i) {
-    std::string bytes = good, changed = program;
+  for (int i = 0; i < 400; ++i) {  // bit flips, half of them in the zip directory
+    std::string bytes = good;
     const size_t from = i % 2 ? bytes.find("PK\x01\x02") : 0;
-    for (int changes = 1 + i % 3; changes-- > 0;) {
-      bytes[from + random() % (bytes.size() - from)] ^= char(1 << random() % 8);
-      changed[random() % changed.size()] = char(random());
-    }
+    bytes[from + random() % (bytes.size() - from)] ^= char(1 << random() % 8);
     try_read(bytes);
-    try_read(pickle_bytes(changed, records));
   }
-  CHECK(errors > 1000);
-  CHECK(errors < total);  // some changes leave a valid file, so that what follows the checks is reached
-  CHECK(peak_bytes() - before < 300e6);
+  CHECK(errors > 300);
 }
 
 TEST_CASE("checkpoints: weights are loaded by name, and the rest is reported") {
@@ -431,30 +379,25 @@ TEST_CASE("checkpoints: weights are loaded by name, and the rest is reported") {
   CHECK(partial.missing == std::vector<std::string>{"scale"});
   CHECK(partial.unexpected == std::vector<std::string>{"head.extra.weight"});
   REQUIRE(partial.mismatched.size() == 4);
-  CHECK(partial.mismatched[0].file == std::vector<int64_t>{5, 4, 1, 1});
-  CHECK(partial.mismatched[0].model == std::vector<int64_t>{3, 4, 1, 1});
+  CHECK(partial.mismatched[0] == "a_preds.0.weight: file [5, 4, 1, 1], model [3, 4, 1, 1]");
   CHECK(other->preds[0]->as<torch::nn::Conv2d>()->weight.equal(before));
   CHECK(same(other->stem->weight, from->stem->weight.to(torch::kHalf).to(torch::kFloat)));
   CHECK(other->bn->num_batches_tracked.item<int64_t>() == 9);
   for (const char* line :
-       {"loaded 7 of 12 tensors\n", "a_preds.0.weight: file [5, 4, 1, 1], model [3, 4, 1, 1]: ",
+       {"loaded 7 of 12 tensors\n",
+        "of another shape: 2 in a_preds.0 (a_preds.0.weight: file [5, 4, 1, 1], model [3, 4, 1, 1], ...): ",
         "\nnot in the file: 1 in scale (scale): ",
         "\nonly in the file: 1 in head.extra (head.extra.weight): "})
     CHECK_HAS(to_string(partial), line);
 
-  auto foreign = empty_dict(), object = empty_dict(), integers = empty_dict(), twice = empty_dict();
+  auto foreign = empty_dict(), object = empty_dict();
   foreign.insert("layer1.weight", torch::ones({1}));
   CHECK_ERROR(load_state_dict(*to, foreign, "f.pth"),
-              "f.pth: none of its 1 entries fits the model: the file has layer1.weight");
+              "f.pth: no entry fits the model: the file has layer1.weight, ..., the model scale");
   object.insert("scale", torch::zeros({1}));
   object.insert("stem.weight", c10::IValue::make_capsule(c10::make_intrusive<Opaque>("torch.QInt8Storage")));
   CHECK_ERROR(load_state_dict(*to, object, "f.pth"), "stem.weight is the Python object torch.QInt8Storage");
   CHECK(to->named_parameters()["scale"].item<float>() == from->named_parameters()["scale"].item<float>());
-  integers.insert("scale", torch::ones({1}, torch::kLong));
-  CHECK_ERROR(load_state_dict(*to, integers, "f.pth"), "scale has the type Long");
-  twice.insert("scale", torch::ones({1}));
-  twice.insert("module.scale", torch::ones({1}));
-  CHECK_ERROR(load_state_dict(*to, twice, "f.pth"), "twice");
 }
 
 TEST_CASE("checkpoints: weights are found under model, state_dict or ema, or at the top level") {
@@ -473,11 +416,11 @@ TEST_CASE("checkpoints: weights are found under model, state_dict or ema, or at 
   both.insert("ema", weights);
   CHECK(find_weights(both, "f").contains("w"));
   CHECK_ERROR(find_weights(1, "f.pth"), "f.pth: contains the number 1");
-  CHECK_ERROR(find_weights(empty_dict(), "f.pth"), "empty dict");
-  CHECK_ERROR(find_weights(under("epoch", 1), "f.pth"), "its keys are epoch");
+  CHECK_ERROR(find_weights(empty_dict(), "f.pth"), "its entries are none");
+  CHECK_ERROR(find_weights(under("epoch", 1), "f.pth"), "its entries are epoch: the number 1");
   const auto object = c10::IValue::make_capsule(c10::make_intrusive<Opaque>("ultralytics.DetectionModel"));
   CHECK_ERROR(find_weights(under("model", object), "f.pth"),
-              "is the Python object ultralytics.DetectionModel");
+              "model: the Python object ultralytics.DetectionModel");
 }
 
 TEST_CASE("checkpoints: class names, channel order and value range are stored with the weights") {
@@ -509,8 +452,8 @@ TEST_CASE("checkpoints: class names, channel order and value range are stored wi
               "f.pth: its weights need RGB pixels of 0..255");
   CHECK_ERROR(weights_info(with("value_range", 1.0), "f.pth"), "BGR pixels of 0..1");
   CHECK_ERROR(weights_info(with("mean", std::vector<double>{1, 2, 3}), "f.pth"), "mean [1, 2, 3]");
-  CHECK_ERROR(weights_info(with("classes", 3), "f.pth"), "yolox.classes is the number 3");
-  CHECK_ERROR(weights_info(with("size", std::vector<int64_t>{-32, 32}), "f.pth"), "multiples of 32");
+  CHECK_ERROR(weights_info(with("classes", 3), "f.pth"), "f.pth: the entry \"yolox\" is damaged");
+  CHECK_ERROR(weights_info(with("size", std::vector<int64_t>{-32, 32}), "f.pth"), "is damaged");
 }
 
 SHARED_TEST("checkpoints: official checkpoints are read completely") {

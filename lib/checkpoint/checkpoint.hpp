@@ -29,14 +29,11 @@ GenericDict to_dict(const StateDict& state);
 
 // Result of load_state_dict().
 struct LoadReport {
-  struct Mismatch {
-    std::string key;
-    std::vector<int64_t> file, model;  // shapes
-  };
   std::vector<std::string> loaded;
   std::vector<std::string> missing;     // in the model only; not changed
   std::vector<std::string> unexpected;  // in the file only; ignored
-  std::vector<Mismatch> mismatched;     // in both, with different shapes; not changed
+  std::vector<std::string>
+      mismatched;  // in both, with different shapes; not changed: "NAME: file [3], model [4]"
   bool complete() const { return missing.empty() && unexpected.empty() && mismatched.empty(); }
 };
 
@@ -57,8 +54,8 @@ void check_finite(const torch::nn::Module& module, const std::string& path);
 // Formats a report for the log: one line if all tensors were loaded, else also one line per group of tensors.
 // For example:
 //   loaded 442 of 448 tensors
-//   head.cls_preds.0.weight: file [80, 64, 1, 1], model [3, 64, 1, 1]: left at its initial value (and 5 more
-//   ...) not in the file: 4 in head.stems (head.stems.0.conv.weight, ...): left at their initial values
+//   of another shape: 6 in head.cls_preds (head.cls_preds.0.weight: file [80, 64, 1, 1], model [3, 64, 1, 1],
+//   ...): left at their initial values
 std::string to_string(const LoadReport& report);
 
 // ---- metadata of weights

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 
 #include "base/error.hpp"
 #include "base/flags.hpp"
@@ -34,20 +33,21 @@ static std::string find_weights_file(const std::string& given) {
   }
   if (fs::exists(given, error)) return given;
   const char* folder_of_archive = std::getenv("YOLOX_WEIGHTS_DIR");  // tools/release.sh
-  const std::string folder = concat(folder_of_archive ? folder_of_archive : YOLOX_SOURCE_DIR "/weights", "/");
-  std::ifstream sums(folder + "SHA256SUMS");  // lines "HASH  FILE" of the official weights
-  std::string hash, file, names;
-  while (sums >> hash >> file) {
-    const std::string name = official_name(file.substr(0, file.find('.')));
-    const std::string fetched = folder + file;
-    const bool by_name = official_name(given) == name;
-    if (by_name && fs::exists(fetched, error)) return fetched;
-    check(!by_name && fs::path(given).filename() != file, by_name ? fetched : given,
-          " is missing; weights/get ", name, " fetches the official weights");
-    names += (names.empty() ? "" : ", ") + name;
+  const fs::path folder = folder_of_archive ? folder_of_archive : YOLOX_SOURCE_DIR "/weights";
+  std::string official;
+  for (const ModelRow& row : model_sizes()) {
+    if (row.make != make_yolox) continue;
+    std::string file = row.name + ".pth";
+    file[5] = '_';  // yolox_s.pth
+    const bool by_name = official_name(given) == row.name;
+    const std::string path = by_name ? (folder / file).string() : given;
+    if (by_name && fs::exists(path, error)) return path;
+    check(!by_name && fs::path(given).filename() != file, path, " is missing; weights/get ", row.name,
+          " fetches the official weights");
+    official += (official.empty() ? "" : ", ") + row.name;
   }
   check(fs::path(given).has_extension() || given.find('/') != std::string::npos, "--weights ", given,
-        " is neither a file nor an official model (", names, ")");
+        " is neither a file nor an official model (", official, ")");
   return given;
 }
 
@@ -88,13 +88,6 @@ std::vector<std::string> class_names(const WeightsInfo& info, int64_t classes) {
   return classes == int64_t(coco_classes().size()) ? coco_classes() : std::vector<std::string>();
 }
 
-// Returns "" or, if `given` is a run folder, a line that names the file of the run that is used.
-static std::string file_of_run(const std::string& given, const std::string& path) {
-  if (given == path || !std::filesystem::is_directory(given)) return "";
-  const bool best = std::filesystem::path(path).filename() == "best.pth";
-  return concat("weights ", path, best ? "" : ", because the run has no best.pth");
-}
-
 // Returns the weights without EMA of a checkpoint of a training run.
 static GenericDict weights_without_ema(const c10::IValue& file, const std::string& path) {
   usage_check(
@@ -109,7 +102,7 @@ LoadedModel load_model(const std::string& given, const std::string& model, const
   const std::string path = find_weights_file(given);
   usage_check(preproc == "auto" || preproc == "bgr" || preproc == "imagenet" || preproc == "legacy",
               "--preproc must be auto, bgr or imagenet, got '", preproc, "'");
-  const auto file = read_weights(path);
+  const auto file = read_pth(path);
   const auto weights = ema ? find_weights(file, path) : weights_without_ema(file, path);
   LoadedModel loaded;
   loaded.info = weights_info(file, path);
@@ -127,7 +120,7 @@ LoadedModel load_model(const std::string& given, const std::string& model, const
   check(report.missing.empty() && report.mismatched.empty(), path, " does not contain all weights of ", found,
         ": ", to_string(report));
   check_finite(*loaded.model, path);
-  loaded.report = file_of_run(given, path);
+  if (path != given) loaded.report = "weights " + path;
   if (!report.unexpected.empty()) loaded.report += (loaded.report.empty() ? "" : "\n") + to_string(report);
   if (int64_t(loaded.info.classes.size()) != classes) loaded.info.classes.clear();
   loaded.model->to(device);
@@ -143,40 +136,23 @@ ImageSize input_size(const WeightsInfo& info, const std::string& flag) {
   return {side, side};
 }
 
-// Returns the parameters of the class layers.
-static StateDict class_layers(const YOLOX& model) {
-  StateDict layers;
-  for (const auto& [key, tensor] : state_dict(*model))
-    if (key.rfind("head.cls_preds.", 0) == 0) layers.emplace_back(key, tensor);
-  return layers;
-}
-
-// Sets the class layers of a model whose classes differ from those of the weights. The rows of classes that
-// both have by name, without regard to case, come from the weights, the other rows from `fresh`. Returns the
-// names of the copied classes. Without any, the model does not change.
-static std::vector<std::string> copy_class_rows(YOLOX& model, const StateDict& fresh,
-                                                const GenericDict& weights,
+// Sets the rows of the class layers whose classes the weights have by name, without regard to case, to those
+// of the weights. Returns the names of these classes.
+static std::vector<std::string> copy_class_rows(YOLOX& model, const GenericDict& weights,
                                                 const std::vector<std::string>& of_weights,
                                                 const std::vector<std::string>& wanted) {
-  std::vector<int64_t> from, to;
-  std::vector<std::string> copied;
-  for (size_t w = 0; w < wanted.size(); ++w) {
-    const auto same = [&](const std::string& name) { return lower(name) == lower(wanted[w]); };
-    const auto found = std::find_if(of_weights.begin(), of_weights.end(), same);
-    if (found == of_weights.end()) continue;
-    from.push_back(found - of_weights.begin());
-    to.push_back(int64_t(w));
-    copied.push_back(wanted[w]);
-  }
-  if (copied.empty()) return {};
   const torch::NoGradGuard no_grad;
-  const StateDict layers = class_layers(model);
-  for (size_t k = 0; k < layers.size(); ++k) {
-    const torch::Tensor rows = find_tensor(weights, layers[k].first);
-    if (!rows.defined() || rows.sizes().slice(1) != layers[k].second.sizes().slice(1)) return {};
-    torch::Tensor layer = layers[k].second;
-    layer.copy_(fresh[k].second);
-    layer.index_copy_(0, torch::tensor(to), rows.to(layer).index_select(0, torch::tensor(from)));
+  std::vector<std::string> copied;
+  for (size_t row = 0; row < wanted.size(); ++row) {
+    const auto found = std::ranges::find(of_weights, lower(wanted[row]), lower);
+    if (found == of_weights.end()) continue;
+    for (const auto& [key, layer] : state_dict(*model)) {
+      if (!key.starts_with("head.cls_preds.")) continue;
+      const torch::Tensor rows = find_tensor(weights, key);
+      if (!rows.defined() || rows.sizes().slice(1) != layer.sizes().slice(1)) return {};
+      layer[int64_t(row)].copy_(rows[found - of_weights.begin()]);
+    }
+    copied.push_back(wanted[row]);
   }
   return copied;
 }
@@ -186,44 +162,28 @@ static bool has_stem(const LoadReport& report) {
   const auto of_stem = [](const std::string& key) { return key.find("backbone.stem.") != std::string::npos; };
   return std::any_of(report.loaded.begin(), report.loaded.end(), of_stem) &&
          std::none_of(report.missing.begin(), report.missing.end(), of_stem) &&
-         std::none_of(report.mismatched.begin(), report.mismatched.end(),
-                      [&](const auto& m) { return of_stem(m.key); });
+         std::none_of(report.mismatched.begin(), report.mismatched.end(), of_stem);
 }
 
 Pretrained load_pretrained(YOLOX& model, const std::string& given, const WeightsInfo& wanted,
                            std::vector<std::string>& notes) {
   const std::string path = find_weights_file(given);
-  if (const std::string note = file_of_run(given, path); !note.empty()) notes.push_back(note);
-  const auto file = read_weights(path);
+  const auto file = read_pth(path);
   const auto weights = find_weights(file, path);
   const std::string found = detect_model(weights, wanted.model);
   check(found.empty() || found == wanted.model, path, " contains weights of ", found, "; use --model ", found,
         " or other weights");
-  StateDict fresh = class_layers(model);
-  for (auto& [_, tensor] : fresh) tensor = tensor.clone();
   const LoadReport report = load_state_dict(*model, weights, path);
+  check_finite(*model, path);
+  notes.push_back(concat("weights ", path, ": ", to_string(report)));
   const auto info = weights_info(file, path);
   const auto of_weights = class_names(info, num_classes_of(weights));
-  const auto copied = of_weights == wanted.classes
-                          ? std::vector<std::string>()
-                          : copy_class_rows(model, fresh, weights, of_weights, wanted.classes);
-  const bool class_layers_only =
-      report.missing.empty() && report.unexpected.empty() && !report.mismatched.empty() &&
-      std::all_of(report.mismatched.begin(), report.mismatched.end(),
-                  [](const auto& m) { return m.key.find("head.cls_preds.") != std::string::npos; });
-  if (class_layers_only)
-    notes.push_back(concat("weights ", report.loaded.size(), " of ",
-                           report.loaded.size() + report.mismatched.size(), " tensors of ", path,
-                           "; the class layers start fresh",
-                           copied.empty() ? "" : ", but for classes that the weights know", " (",
-                           num_classes_of(weights), " -> ", model->num_classes, " classes)"));
-  else
-    notes.push_back("weights " + to_string(report));
-  check_finite(*model, path);
+  if (of_weights == wanted.classes) return {info, has_stem(report)};
+  const auto copied = copy_class_rows(model, weights, of_weights, wanted.classes);
   if (!copied.empty())
     notes.push_back(concat("classes ", copied.size(), " of ", model->num_classes,
                            " start from the class layers of the weights, by name: ", listed(copied, 10)));
-  else if (info.classes != wanted.classes && info.classes.size() == wanted.classes.size())
+  else if (info.classes.size() == wanted.classes.size())
     notes.push_back(
         "the weights have the same number of classes with other names; training starts from their class "
         "head");
