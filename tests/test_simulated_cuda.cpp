@@ -49,16 +49,6 @@ GPU_PROGRAM_TEST("gpu: ranks whose largest step does not fit begin with more mic
   CHECK(json_number(dir / "c/config.json", "accum") == accum);
 }
 
-GPU_PROGRAM_TEST("gpu: memory that other processes hold is said at the start") {
-  DataDir dir(8);
-  const std::string flags =
-      "--data data --model yolox-nano --size 64 --bs 4 --eval-interval 0 --max-iters 1 --device cuda ";
-  CHECK_FALSE(has(succeed(dir, "train", flags + "--out a"), "other processes"));
-  const Env held("SIMULATED_CUDA_HELD", "5000000000");
-  const std::string said = succeed(dir, "train", flags + "--out b");
-  CHECK_MESSAGE(has(said, "warning: other processes hold 5."), said);
-}
-
 GPU_PROGRAM_TEST("gpu: a rank on a GPU that loses another rank ends with a message, not with SIGABRT") {
   DataDir dir(8);
   const Env two_gpus("SIMULATED_CUDA_DEVICES", "2");

@@ -5,11 +5,11 @@
 #include <c10/core/AllocatorConfig.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <optional>
-#include <sstream>
+#include <utility>
 
 #include "base/error.hpp"
 
@@ -21,8 +21,8 @@ struct Gpu {
   int major = 0, minor = 0;  // compute capability
 };
 
-// Returns nothing for the CPU.
-static std::optional<Gpu> gpu_of([[maybe_unused]] torch::Device device) {
+// Returns an empty Gpu for the CPU.
+static Gpu gpu_of([[maybe_unused]] torch::Device device) {
 #ifdef YOLOX_CUDA
   cudaDeviceProp p;
   if (!device.is_cuda() || cudaGetDeviceProperties(&p, device.index()) != cudaSuccess) return {};
@@ -30,22 +30,19 @@ static std::optional<Gpu> gpu_of([[maybe_unused]] torch::Device device) {
   for (const char byte : p.uuid.bytes) uuid += formatted("%02x", unsigned(byte) & 255);
   const std::string address =
       formatted("%04x:%02x:%02x", unsigned(p.pciDomainID), unsigned(p.pciBusID), unsigned(p.pciDeviceID));
-  return Gpu{p.name, uuid, address, p.major, p.minor};
+  return {p.name, uuid, address, p.major, p.minor};
 #else
   return {};
 #endif
 }
 
-// Bytes of the current GPU. Both are 0 if `device` is the CPU.
-struct GpuMemory {
-  double free = 0, total = 0;
-};
-static GpuMemory memory_of_gpu([[maybe_unused]] torch::Device device) {
-#ifdef YOLOX_CUDA
+// Returns the free and the total bytes of the current GPU, or 0, 0 if `device` is the CPU.
+static std::pair<double, double> memory_of_gpu([[maybe_unused]] torch::Device device) {
   size_t free = 0, total = 0;
-  if (device.is_cuda() && cudaMemGetInfo(&free, &total) == cudaSuccess) return {double(free), double(total)};
+#ifdef YOLOX_CUDA
+  if (device.is_cuda()) cudaMemGetInfo(&free, &total);
 #endif
-  return {};
+  return {double(free), double(total)};
 }
 
 bool has_gpu() {
@@ -54,9 +51,7 @@ bool has_gpu() {
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
   const bool hidden = visible && (*visible == 0 || *visible == '-');  // "" or -1
   usage_check(hidden || !std::filesystem::exists("/proc/driver/nvidia/version"),
-              "this machine has an NVIDIA driver, but no GPU can be used: the driver is too old for this "
-              "build, or the container was started without --gpus all; see docs/install.md, or give --device "
-              "cpu to use the CPU");
+              "torch cannot use the GPU of this machine; see docs/install.md, or give --device cpu");
 #endif
   return false;
 }
@@ -64,17 +59,11 @@ bool has_gpu() {
 torch::Device parse_device(const std::string& name) {
   if (name == "auto") return parse_device(has_gpu() ? "cuda" : "cpu");
   if (name == "cpu") return torch::kCPU;
-  const std::string number = name == "cuda" ? "0" : name.rfind("cuda:", 0) == 0 ? name.substr(5) : "";
-  usage_check(
-      !number.empty() && number.size() < 4 && number.find_first_not_of("0123456789") == std::string::npos,
-      "--device must be auto, cpu, cuda or cuda:N, got '", name, "'",
-      !name.empty() && name.find_first_not_of("0123456789") == std::string::npos
-          ? concat("; write cuda:", name)
-          : "");
-  usage_check(
-      has_gpu(), "--device ", name,
-      ": this build cannot use a GPU; check nvidia-smi and run ./setup.sh again, or use --device cpu");
-  const int index = std::atoi(number.c_str());
+  int index = 0, read = 0;
+  usage_check(name == "cuda" || (std::sscanf(name.c_str(), "cuda:%3d%n", &index, &read) == 1 && index >= 0 &&
+                                 size_t(read) == name.size()),
+              "--device must be auto, cpu, cuda or cuda:N, got '", name, "'");
+  usage_check(has_gpu(), "--device ", name, ": this build cannot use a GPU; see docs/install.md");
   usage_check(index < int(torch::cuda::device_count()), "--device ", name, ": there are ",
               int(torch::cuda::device_count()), " GPUs");
 #ifdef YOLOX_CUDA
@@ -86,10 +75,8 @@ torch::Device parse_device(const std::string& name) {
     torch::ones({1}, device);
   } catch (const c10::OutOfMemoryError&) {  // the GPU is full; whoever needs memory will report it
   } catch (const c10::Error& e) {
-    const auto gpu = gpu_of(device).value_or(Gpu());
     usage_check(std::string(e.what()).find("no kernel image") == std::string::npos, "--device ", name,
-                ": this LibTorch has no kernels for ", device_name(device), "; run YOLOX_CARD=", gpu.major,
-                ".", gpu.minor, " ./setup.sh, which installs another one, or use --device cpu");
+                ": this LibTorch has no kernels for ", device_name(device), "; see docs/install.md");
     throw;
   }
   allow_tf32(false);
@@ -115,51 +102,33 @@ void use_expandable_segments() {
 }
 
 std::string device_name(torch::Device device) {
-  const auto gpu = gpu_of(device);
-  return gpu ? concat(device.str(), " (", gpu->name, ")") : device.str();
+  const Gpu gpu = gpu_of(device);
+  return gpu.name.empty() ? device.str() : concat(device.str(), " (", gpu.name, ")");
 }
 
-std::string gpu_uuid(torch::Device device) { return gpu_of(device).value_or(Gpu()).uuid; }
+std::string gpu_uuid(torch::Device device) { return gpu_of(device).uuid; }
 
-std::string gpu_pci_address(torch::Device device) { return gpu_of(device).value_or(Gpu()).pci_address; }
+std::string gpu_pci_address(torch::Device device) { return gpu_of(device).pci_address; }
 
-double gpu_memory(torch::Device device) { return memory_of_gpu(device).total; }
+double gpu_memory(torch::Device device) { return memory_of_gpu(device).second; }
 
-std::string memory_of_others(torch::Device device) {
-  const auto [free, total] = memory_of_gpu(device);
-  if (total == 0) return "";
-  // CUDA and its libraries use up to about 2 GB in this process.
-  const double held = total - free - memory_used(device);
-  if (held < std::max(3e9, 0.05 * total)) return "";
-  return concat("other processes hold ", short_bytes(held), " of the GPU's ", short_bytes(total),
-                "; nvidia-smi lists them");
-}
-
-std::string hardware_name([[maybe_unused]] torch::Device device) {
-  std::string name = "CPU";
-#ifdef YOLOX_CUDA
-  int driver = 0;
-  if (const auto gpu = gpu_of(device)) {
-    cudaDriverGetVersion(&driver);
-    name = concat(gpu->name, ", driver for CUDA ", driver / 1000, ".", driver % 1000 / 10);
-  }
-#endif
-  return concat(name, ", ", torch::get_num_threads(), torch::get_num_threads() == 1 ? " thread" : " threads");
+std::string hardware_name(torch::Device device) {
+  const int threads = torch::get_num_threads();
+  return concat(device.is_cuda() ? gpu_of(device).name : "CPU", ", ", threads,
+                threads == 1 ? " thread" : " threads");
 }
 
 std::string default_precision(torch::Device device) {
-  const auto gpu = gpu_of(device);
-  return gpu ? precision_of_gpu(gpu->major, gpu->minor, gpu->name) : "off";
+  const Gpu gpu = gpu_of(device);
+  return gpu.name.empty() ? "off" : precision_of_gpu(gpu.major, gpu.minor, gpu.name);
 }
 
 std::string precision_of_gpu(int major, int minor, const std::string& name) {
   if (major >= 8) return "bf16";
   if (major == 7 && minor == 5) {
-    std::istringstream words(name);
-    for (std::string word; words >> word;)
-      for (const char* without : {"1630", "1650", "1660", "MX450", "MX550", "T400", "T500", "T550", "T600",
-                                  "T1000", "T1200", "T2000"})
-        if (word == without) return "off";
+    for (const char* without : {"1630", "1650", "1660", "MX450", "MX550", "T400", "T500", "T550", "T600",
+                                "T1000", "T1200", "T2000"})
+      if ((name + ' ').find(concat(' ', without, ' ')) != std::string::npos) return "off";
   }
   return "fp16";
 }
@@ -207,7 +176,7 @@ double memory_peak(torch::Device device) {
 AllocatedBytes allocated_bytes(torch::Device device) { return bytes_on_gpu(device).second; }
 
 double memory_budget(torch::Device device) {
-  if (device.is_cuda()) return 0.9 * (memory_of_gpu(device).free + memory_used(device));
+  if (device.is_cuda()) return 0.9 * (memory_of_gpu(device).first + memory_used(device));
   return free_memory() + resident_bytes();  // free_memory() has subtracted its margin of 10 % already
 }
 

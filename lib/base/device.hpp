@@ -43,11 +43,7 @@ std::string gpu_pci_address(torch::Device device);
 // Returns the total memory of a GPU in bytes, 0 for the CPU.
 double gpu_memory(torch::Device device);
 
-// Returns a text about the memory of the current GPU that other processes hold; "" if they hold less than
-// 3 GB, and for the CPU.
-std::string memory_of_others(torch::Device device);
-
-// Returns what the speed of this process depends on: GPU, driver, threads.
+// Returns what the speed of this process depends on: GPU and threads.
 std::string hardware_name(torch::Device device);
 
 // Returns the precision for --amp auto: "off" on the CPU, precision_of_gpu() on a GPU.

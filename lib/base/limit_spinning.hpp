@@ -6,6 +6,7 @@
 #pragma once
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <initializer_list>
 
@@ -14,18 +15,16 @@ namespace yolox {
 // Runs before the constructors of all libraries: those of torch take a fifth of a second, twice if the
 // program started again in main(). The C library is not initialised yet.
 [[maybe_unused]] inline void limit_spinning(int, char** argv, char** environment) {
-  // Iterations, about half a millisecond. Waking a thread takes longer than that on virtual machines. A
-  // longer wait would take the core of another training on the same machine.
-  static char spin_count[] = "GOMP_SPINCOUNT=10000";
-  static char* longer[10000];
   size_t n = 0;
-  for (; environment[n]; ++n) {
+  for (; environment[n]; ++n)
     for (const char* policy : {"GOMP_SPINCOUNT=", "OMP_WAIT_POLICY="})
       if (std::strncmp(environment[n], policy, std::strlen(policy)) == 0) return;
-    if (n + 2 == sizeof longer / sizeof *longer) return;
-    longer[n] = environment[n];
-  }
-  longer[n] = spin_count;
+  const auto longer = static_cast<char**>(__builtin_alloca((n + 2) * sizeof(char*)));
+  std::copy_n(environment, n, longer);
+  // Iterations, about half a millisecond. Waking a thread takes longer than that on virtual machines. A
+  // longer wait would take the core of another training on the same machine.
+  longer[n] = const_cast<char*>("GOMP_SPINCOUNT=10000");
+  longer[n + 1] = nullptr;
   char program[4096] = "";
   if (readlink("/proc/self/exe", program, sizeof program - 1) > 0)
     execve(program, argv, longer);  // on failure the program goes on, with the default spinning

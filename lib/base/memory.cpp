@@ -3,10 +3,8 @@
 
 #include <malloc.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <limits>
 #include <new>
 
@@ -14,16 +12,16 @@
 
 namespace yolox {
 
+// Returns the number after the word `name`, the first number of the file if `name` is empty, or `otherwise`.
+static double number(const std::string& path, const std::string& name, double otherwise) {
+  std::ifstream file(path);
+  std::string word;
+  double value;
+  while (word != name && file >> word) continue;
+  return word == name && file >> value ? value : otherwise;
+}
+
 double free_memory(const std::string& proc, const std::string& cgroup) {
-  // Returns the number after the word `name`, the first number of the file if `name` is empty, or
-  // `otherwise`.
-  const auto number = [](const std::string& path, const std::string& name, double otherwise) {
-    std::ifstream file(path);
-    std::string word;
-    double value;
-    while (word != name && file >> word) continue;
-    return word == name && file >> value ? value : otherwise;
-  };
   const double infinity = std::numeric_limits<double>::infinity();
   const double all = 1024 * number(proc + "/meminfo", "MemTotal:", 0);
   double free = 1024 * number(proc + "/meminfo", "MemAvailable:", infinity) - 0.1 * all;
@@ -55,37 +53,19 @@ double free_memory(const std::string& proc, const std::string& cgroup) {
   return std::max(0.0, free);
 }
 
-double resident_bytes() {
-  long pages = 0, of_files = 0;
-  if (FILE* f = std::fopen("/proc/self/statm", "r")) {
-    if (std::fscanf(f, "%*s %ld %ld", &pages, &of_files) != 2) pages = of_files = 0;
-    std::fclose(f);
-  }
-  return double(pages - of_files) * sysconf(_SC_PAGESIZE);
-}
+double resident_bytes() { return 1024 * number("/proc/self/status", "RssAnon:", 0); }
 
-double peak_bytes() {
-  std::ifstream status("/proc/self/status");
-  for (std::string word; status >> word;)
-    if (double kb = 0; word == "VmHWM:" && status >> kb) return 1024 * kb;
-  return resident_bytes();
-}
+double peak_bytes() { return 1024 * number("/proc/self/status", "VmHWM:", 0); }
 
 void keep_freed_memory() {
-#ifdef __GLIBC__
   rlimit space;
   if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) return;
   mallopt(M_MMAP_MAX, 0);
   mallopt(M_TOP_PAD, 64 << 20);
   mallopt(M_TRIM_THRESHOLD, -1);
-#endif
 }
 
-void return_freed_memory() {
-#ifdef __GLIBC__
-  malloc_trim(0);
-#endif
-}
+void return_freed_memory() { malloc_trim(0); }
 
 bool is_out_of_memory(const std::exception& e) {
   const std::string what = e.what();

@@ -31,17 +31,12 @@ static std::string rank_suffix(const Ranks& ranks) {
   return ranks.first() ? "" : concat("_rank", ranks.info.rank);
 }
 
-// Logs what makes a rank slow, or lets its memory run out: memory of its GPU that other processes hold, and
-// hardware that the other ranks do not have.
+// Logs what makes a rank slow: hardware that the other ranks do not have.
 static void log_hardware(Ranks& ranks, torch::Device device, Log& log) {
-  const auto hardware = ranks.gather_texts(hardware_name(device)),
-             held = ranks.gather_texts(memory_of_others(device));
+  const auto hardware = ranks.gather_texts(hardware_name(device));
   std::vector<std::string> others;
-  for (size_t r = 0; r < held.size(); ++r) {
-    if (!held[r].empty())
-      log.line(concat("warning: ", ranks.alone() ? "" : concat("rank ", r, ": "), held[r]));
+  for (size_t r = 0; r < hardware.size(); ++r)
     if (hardware[r] != hardware[0]) others.push_back(concat("rank ", r, " ", hardware[r]));
-  }
   if (!others.empty())
     log.line(concat("note: rank 0 has ", hardware[0], ", but ", listed(others, 8),
                     "; the slowest rank decides the speed"));

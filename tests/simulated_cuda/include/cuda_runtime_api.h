@@ -24,10 +24,6 @@ inline cudaError_t cudaGetDeviceCount(int* count) {
   *count = simulated_cuda::device_count();
   return *count > 0 ? cudaSuccess : cudaErrorNoDevice;
 }
-inline cudaError_t cudaDriverGetVersion(int* version) {
-  *version = 13020;
-  return cudaSuccess;
-}
 inline const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaSuccess ? "no error" : "no CUDA-capable device is detected";
 }
@@ -36,7 +32,6 @@ inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   const int64_t limit = simulated_cuda::limit();
   *total = size_t(limit == INT64_MAX ? simulated_cuda::kMemory : limit);
-  const char* held = std::getenv("SIMULATED_CUDA_HELD");  // bytes that other processes hold
-  *free = *total - size_t(simulated_cuda::peak_allocated()) - size_t(held ? std::atoll(held) : 0);
+  *free = *total - size_t(simulated_cuda::peak_allocated());
   return cudaSuccess;
 }
