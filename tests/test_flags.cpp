@@ -74,12 +74,10 @@ TEST_CASE("flags: what is no flag or no value is refused by name, with the flag 
         {{"--", "word"}, "unexpected argument 'word'"},
         {{"--strict=false"}, "--strict is a switch and takes no value, got 'false'"},
         {{"--no-mosaic=false"}, "--no-mosaic is a switch"},
-        {{"--strict", "--no-strict"}, "cannot be used together"},
         {{"--bs_=1"}, "there is no flag --bs_" + help},
         {{"--imgsz", "64"}, "there is no flag --imgsz" + help},  // no --size here
         {{"--batch_size=4"}, "there is no flag --batch_size; use --bs"},
         {{"-b", "4"}, "there is no flag -b; use --bs"},
-        {{"-batch", "4"}, "there is no flag -batch; use --bs"},
         {{"-hx"}, "there is no flag -x" + help},
         {{"--keep-going"}, "--keep-going is gone: --resume RUN"},
         {{"--bs"}, "is missing an argument" + help},
@@ -137,15 +135,13 @@ TEST_CASE("flags: --size is S or HxW, a multiple of 32") {
   CHECK((parse_size("480x640").height == 480 && parse_size("480x640").width == 640));
   for (const std::string text : {"", "x", "640x", "x640", "640x100", "0", "-32", "640x640x3", "640 480",
                                  "64.0", "640a", "16384", " 640", "+640"})
-    CHECK_MESSAGE(has(error_of([&] { parse_size(text); }), text), "--size '" << text << "'");
-  CHECK_HAS(error_of([] { parse_size("100x200"); }), "96x192");  // the nearest valid size
+    CHECK_MESSAGE(has(error_of([&] { parse_size(text); }), "up to 8192, got '" + text + "'"), text);
 }
 
 TEST_CASE("flags: exit codes are 0, 2 for a wrong command line, 1 for other errors; one line, no backtrace") {
   CHECK(outcome([] {}) == std::pair<int, std::string>(0, ""));
   CHECK(outcome([] { throw UsageError("--bs is odd"); }) ==
         std::pair<int, std::string>(2, "error: --bs is odd\n"));
-  CHECK(outcome([] { throw UsageError("--data \033[31mred"); }).second == "error: --data \\x1b[31mred\n");
   CHECK(outcome([] { fail("a.json is empty"); }) ==
         std::pair<int, std::string>(1, "error: a.json is empty\n"));
   CHECK(outcome([] { TORCH_CHECK(false, "shapes differ"); }) ==

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/flags.hpp"
 
+#include <cctype>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <cxxopts.hpp>
@@ -13,14 +15,10 @@ namespace yolox {
 
 // ---- values as text
 
-// A number has the least of 6, 15 or 17 digits with which it reads back as the same number.
+// Returns the shortest text that reads back as the same number.
 static std::string to_text(double v) {
-  std::string text;
-  for (const int digits : {6, 15, 17}) {
-    text = formatted("%.*g", digits, v);
-    if (std::strtod(text.c_str(), nullptr) == v) break;
-  }
-  return text;
+  char text[32];
+  return {text, std::to_chars(text, std::end(text), v).ptr};
 }
 static std::string to_text(bool v) { return v ? "true" : "false"; }
 static std::string to_text(int v) { return std::to_string(v); }
@@ -85,21 +83,21 @@ static const Alias aliases[] = {
     {"c", "weights", ""},
     {"ckpt", "weights", ""},
     {"n", "model", ""},
-    {"f", "model", "there are no experiment files: flags set everything"},
-    {"exp-file", "model", "there are no experiment files: flags set everything"},
-    {"d", "gpus", "the number of GPUs, not an index"},
+    {"f", "model", " (there are no experiment files: flags set everything)"},
+    {"exp-file", "model", " (there are no experiment files: flags set everything)"},
+    {"d", "gpus", " (the number of GPUs, not an index)"},
     {"d", "device", ""},
-    {"devices", "gpus", "the number of GPUs, not an index"},
-    {"imgsz", "size", "a multiple of 32, or HEIGHTxWIDTH"},
-    {"tsize", "size", "a multiple of 32, or HEIGHTxWIDTH"},
-    {"fp16", "amp", "--amp fp16"},
-    {"project", "out", "one path, such as runs/my-run"},
-    {"name", "out", "one path, such as runs/my-run"},
-    {"name", "save", "one path, such as runs/my-demo"},
-    {"expn", "out", "one path, such as runs/my-run"},
+    {"devices", "gpus", " (the number of GPUs, not an index)"},
+    {"imgsz", "size", " (a multiple of 32, or HEIGHTxWIDTH)"},
+    {"tsize", "size", " (a multiple of 32, or HEIGHTxWIDTH)"},
+    {"fp16", "amp", " (--amp fp16)"},
+    {"project", "out", " (one path, such as runs/my-run)"},
+    {"name", "out", " (one path, such as runs/my-run)"},
+    {"name", "save", " (one path, such as runs/my-demo)"},
+    {"expn", "out", " (one path, such as runs/my-run)"},
     {"path", "source", ""},
     {"iou", "nms", ""},
-    {"mosaic", "mosaic-prob", "a probability; 0 = off"},
+    {"mosaic", "mosaic-prob", " (a probability; 0 = off)"},
     {"close-mosaic", "no-aug-epochs", ""},
 };
 
@@ -111,6 +109,7 @@ static const char several_machines[] =
     "torchrun and srun start ranks on several machines: torchrun --no-python --nnodes 2 --nproc-per-node 4 "
     "--rdzv-backend c10d --rdzv-endpoint HOST0:29500 ./train ...";
 static const Gone gone_flags[] = {
+    {"classes", "", "filter the boxes of --json FILE"},
     {"crop", "false", "cut the boxes of --json FILE out of the images"},
     {"draw", "true", "images are always drawn, into --save DIR"},
     {"no-draw", "false", "images are always drawn, into --save DIR"},
@@ -145,6 +144,7 @@ static const Gone gone_flags[] = {
     {"nodes", "1", several_machines},
     {"translate", "0.1", "edit AugmentConfig in augment.hpp"},
     {"patience-on", "ap", "--patience waits for a better score"},
+    {"format", "", "the extension of --out selects the format: .onnx, or .ts for TorchScript"},
     {"fp16", "false", "trtexec --fp16, or onnxconverter-common"},
     {"class-map", "", "tools/merge_coco.py --rename OLD=NEW"},
     {"ignore-class", "", "tools/merge_coco.py --ignore NAME"},
@@ -162,8 +162,7 @@ std::string Flags::unknown_flag(const std::string& word) const {
   std::replace(name.begin(), name.end(), '_', '-');  // --batch_size
   for (const auto& alias : aliases)
     if (name == alias.other && find(alias.name))
-      return concat("there is no flag ", written, "; use --", alias.name, *alias.note ? " (" : "", alias.note,
-                    *alias.note ? ")" : "");
+      return concat("there is no flag ", written, "; use --", alias.name, alias.note);
   const std::string gone = gone_flag(name, "?");
   return gone.empty() ? concat("there is no flag ", written, "; --help lists the flags") : gone;
 }
@@ -203,10 +202,7 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::st
   }
   if (!result.unmatched().empty()) {
     const std::string& first = result.unmatched()[0];
-    // Of -batch, cxxopts reports -b.
-    const auto word = std::ranges::find_if(words, [&](const auto& w) { return w.starts_with(first); });
-    if (first.size() > 1 && first[0] == '-')
-      throw UsageError(unknown_flag(word == words.end() ? first : *word));
+    if (first.size() > 1 && first[0] == '-') throw UsageError(unknown_flag(first));
     throw UsageError(concat("unexpected argument '", first,
                             "'; write a value as --name value or --name=value; ",
                             "a switch has no value (--no-NAME turns a switch off)"));
@@ -223,8 +219,6 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::st
     const Flag& f = *find(name);
     usage_check(!f.is_bool() || a.value() == "true", "--", a.key(), " is a switch and takes no value, got '",
                 a.value(), "'");
-    usage_check(!f.is_bool() || !result.count(name) || !result.count("no-" + name), "--", name, " and --no-",
-                name, " cannot be used together");
     f.set(f.is_bool() ? to_text(a.key() == name) : a.value());
     given.push_back(name);
   }
@@ -245,18 +239,7 @@ RunSettings Flags::settings() const {
   return all;
 }
 
-// Returns the words of a placeholder such as "off|fp16|bf16"; empty if it has a part that stands for a value.
-static std::vector<std::string> words_of_placeholder(const std::string& argument) {
-  const bool is_list =
-      argument.find('|') != std::string::npos &&
-      argument.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-|") == std::string::npos;
-  return is_list ? split_list(argument, '|') : std::vector<std::string>();
-}
-
 void Flags::check_values() const {
-  const auto text_of = [](double v) {
-    return std::abs(v) < 1e15 && v == std::floor(v) ? to_text(int64_t(v)) : to_text(v);
-  };
   for (const auto& f : flags) {
     const std::string value = f.get();
     if (!f.keyword.empty() && value == f.keyword) continue;
@@ -265,14 +248,14 @@ void Flags::check_values() const {
       const auto& [min, max, marks] = f.facts;
       const bool has_max = std::isfinite(max);
       usage_check(number >= min && number <= max, "--", f.name, " must be ", has_max ? "in " : "at least ",
-                  text_of(min), has_max ? ".." + text_of(max) : "", ", got ", text_of(number));
+                  to_text(min), has_max ? ".." + to_text(max) : "", ", got ", value);
     }
-    const std::vector<std::string> known = words_of_placeholder(f.argument);
-    std::string list;
-    for (size_t i = 0; i < known.size(); ++i)
-      list += (i == 0 ? "" : i + 1 == known.size() ? " or " : ", ") + known[i];
-    usage_check(known.empty() || std::find(known.begin(), known.end(), value) != known.end(), "--", f.name,
-                " must be ", list, ", got '", value, "'");
+    // A placeholder such as "off|fp16|bf16" has all words, unless a part of it stands for a value.
+    const bool has_words = f.argument.find('|') != std::string::npos &&
+                           std::ranges::none_of(f.argument, [](char c) { return std::isupper(c); });
+    const std::vector<std::string> words = split_list(f.argument, '|');
+    usage_check(!has_words || std::ranges::find(words, value) != words.end(), "--", f.name, " must be ",
+                listed(words), ", got '", value, "'");
   }
 }
 

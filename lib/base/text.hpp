@@ -85,9 +85,4 @@ inline std::string short_time(double seconds) {
   return formatted("%dd%02dh", s / 86400, s / 3600 % 24);
 }
 
-// Returns a count in millions or billions, with three digits: 0.91M, 26.8G.
-inline std::string short_count(double count) {
-  return formatted("%.3g%s", count / (count >= 1e9 ? 1e9 : 1e6), count >= 1e9 ? "G" : "M");
-}
-
 }  // namespace yolox

@@ -26,17 +26,13 @@ struct ImageSize {
 // from 32 to 8192.
 inline ImageSize parse_size(const std::string& text) {
   ImageSize size{0, 0};
-  char x = 0, rest = 0;
+  char x = 'x', rest = 0;
   const int n = std::sscanf(text.c_str(), "%d%c%d%c", &size.height, &x, &size.width, &rest);
   if (n == 1) size.width = size.height;
-  const bool is_plain = text.find_first_not_of("-0123456789x") == std::string::npos;  // sscanf skips blanks
-  usage_check(is_plain && (n == 1 || (n == 3 && x == 'x')), "--size must be N or HEIGHTxWIDTH, got '", text,
-              "'");
-  usage_check(size.height > 0 && size.width > 0 && size.height % 32 == 0 && size.width % 32 == 0, "--size ",
-              text, ": height and width must be multiples of 32, such as ",
-              std::max(32, (size.height + 16) / 32 * 32),
-              size.height == size.width ? "" : concat("x", std::max(32, (size.width + 16) / 32 * 32)));
-  usage_check(size.height <= 8192 && size.width <= 8192, "--size ", text, " is larger than 8192");
+  const bool is_plain = text.find_first_not_of("0123456789x") == std::string::npos;  // sscanf skips blanks
+  const auto is_side = [](int side) { return side >= 32 && side <= 8192 && side % 32 == 0; };
+  usage_check(is_plain && (n == 1 || n == 3) && x == 'x' && is_side(size.height) && is_side(size.width),
+              "--size must be N or HEIGHTxWIDTH, multiples of 32 up to 8192, got '", text, "'");
   return size;
 }
 

@@ -405,7 +405,7 @@ void log_plan(Log& log, const Config& config, const Splits& splits, YOLOX& model
   log_classes(log, splits);
   log.line(concat("model   ", config.model, " ", base.height, "x", base.width,
                   plan.sizes.max_decrease + plan.sizes.max_increase > 0 ? " multi-scale" : "", ", ",
-                  short_count(parameter_count(*model)), " parameters, on ", device.str(), ", ",
+                  rounded(parameter_count(*model) / 1e6), "M parameters, on ", device.str(), ", ",
                   precision_name(config.amp)));
   const int world = ranks.info.world;
   std::vector<std::string> locations;
