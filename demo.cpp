@@ -3,7 +3,6 @@
 // labels.
 #include <algorithm>
 #include <cstdlib>
-#include <map>
 #include <set>
 #include <sstream>
 
@@ -39,12 +38,8 @@ struct Config : Flags {
   std::string model = flag(model, "Inference", "model", "", "NAME", model_names() + " [from the checkpoint]");
   std::string size =
       flag(size, "Inference", "size", "", "N|HxW", "input size in pixels [from the checkpoint or the model]");
-  std::string classes = flag(classes, "Inference", "classes", "", "NAME,...",
-                             "only these classes, by name or number from 0 [all]");
   double conf = flag(conf, "Inference", "conf", 0.3, "P", "minimum score of a detection", between(0, 1));
   double nms = flag(nms, "Inference", "nms", 0.45, "IOU", "NMS IoU threshold", between(1e-6, 1));
-  int bs = flag_auto(bs, "Inference", "bs", 0, "N|auto",
-                     "batch size; auto = 1 for a camera, a stream or --show, otherwise 8", at_least(0));
   std::string preproc = flag(preproc, "Inference", "preproc", "auto", "auto|bgr|imagenet|legacy",
                              "pixel format: bgr = BGR 0..255; imagenet, legacy = RGB, mean/std of ImageNet, "
                              "as in YOLOX 0.1.0; auto = from the checkpoint");
@@ -65,22 +60,20 @@ static void write_file(const std::string& path, const std::string& text) {
   check(replace_file(path, text), "cannot write ", path, "; is the disk full or the folder read-only?");
 }
 
-// Throws UsageError if an output file would overwrite an input, or if two images have the same label file.
+// Throws UsageError if an output would overwrite an input, or if two images have the same label file.
 static void protect_sources(const FrameSource& source, const Config& config) {
-  const fs::path folder = config.save;
-  protect_inputs("--json", config.json, {config.weights, config.source});
-  for (const char* extension : {".mp4", ".avi"})
-    protect_inputs("--save", (folder / (source.stem + extension)).string(), {config.source});
-  std::set<std::string> labels = {label_file(folder, "classes.txt")};  // the file with the class names
-  for (const auto& file : source.files) {
-    const std::string name = fs::path(file).filename().string(), label = label_file(folder, name);
-    protect_inputs("--json", config.json, {file});
-    protect_inputs("--save", (folder / drawn_name(name)).string(), {file});
-    if (!config.txt) continue;
-    protect_inputs("--txt", label, {yolo_label_file(file)});
-    usage_check(labels.insert(label).second, "--txt: the label file of ", name, " would be ", label,
-                ", which is that of another image, or of the class names; rename the image");
-  }
+  std::vector<std::string> inputs = source.files;
+  inputs.insert(inputs.end(), {config.weights, config.source});
+  protect_inputs("--json", config.json, inputs);
+  const fs::path given = fs::absolute(config.source);
+  protect_inputs("--save", config.save, {fs::is_directory(given) ? given : given.parent_path()});
+  if (!config.txt || source.files.empty()) return;
+  const fs::path labels = fs::path(yolo_label_file(source.files[0])).parent_path();
+  protect_inputs("--txt", config.save + "/labels", {labels});
+  std::set<std::string> written;
+  for (const auto& file : source.files)
+    usage_check(written.insert(label_file(config.save, file)).second, "--txt: ", file,
+                " and another image have the same label file; rename the image");
 }
 
 // Returns the lines of a YOLO label file, one per box: class, centre x, centre y, width and height as
@@ -120,7 +113,10 @@ static void write_found(JsonWriter& writer, const Frame& frame, bool video,
 // ---- detection
 
 struct Detector {
-  explicit Detector(const Config& config);
+  explicit Detector(const Config& config) : config(config) {
+    fuse_batch_norms(*loaded.model);
+    for (int c = int(names.size()); c < loaded.model->num_classes; ++c) names.push_back(concat("class ", c));
+  }
   // Returns the detections in each frame, in pixels of the frame.
   std::vector<std::vector<ScoredBox>> detect(const std::vector<Frame>& frames);
 
@@ -129,21 +125,7 @@ struct Detector {
   LoadedModel loaded = load_model(config.weights, config.model, config.preproc, device);
   ImageSize size = input_size(loaded.info, config.size);
   std::vector<std::string> names = class_names(loaded.info, loaded.model->num_classes);
-  std::set<int> wanted;  // --classes; empty: all
 };
-
-Detector::Detector(const Config& config) : config(config) {
-  fuse_batch_norms(*loaded.model);
-  for (int c = int(names.size()); c < loaded.model->num_classes; ++c) names.push_back(concat("class ", c));
-  for (const std::string& word : split_list(config.classes)) {
-    const auto name = std::ranges::find(names, word);
-    char* end;
-    const long number = std::strtol(word.c_str(), &end, 10);
-    usage_check(name != names.end() || (*end == 0 && number >= 0 && number < long(names.size())),
-                "--classes ", word, ": the model has no such class; it has ", listed(names, 80));
-    wanted.insert(name != names.end() ? int(name - names.begin()) : int(number));
-  }
-}
 
 std::vector<std::vector<ScoredBox>> Detector::detect(const std::vector<Frame>& frames) {
   const torch::InferenceMode inference;
@@ -159,11 +141,7 @@ std::vector<std::vector<ScoredBox>> Detector::detect(const std::vector<Frame>& f
   const auto rows =
       postprocess(decode(loaded.model(input), size.height, size.width), config.conf, config.nms);
   std::vector<std::vector<ScoredBox>> found;
-  for (int64_t i = 0; i < n; ++i) {
-    found.push_back(to_image_pixels(rows[i], scales[i]));
-    std::erase_if(found.back(),
-                  [&](const ScoredBox& d) { return !wanted.empty() && !wanted.count(d.box.cls); });
-  }
+  for (int64_t i = 0; i < n; ++i) found.push_back(to_image_pixels(rows[i], scales[i]));
   return found;
 }
 
@@ -195,22 +173,18 @@ static void run(const Config& config, JsonWriter* json) {
   fs::create_directories(config.txt ? folder / "labels" : folder, error);
   check(!error, "cannot create ", folder.string(), ": ", error.message(), "; give another --save");
   if (config.txt) {
-    std::string lines, present;
+    std::string lines;
     for (const std::string& name : names) lines += printable(name) + "\n";
-    const std::string file = label_file(folder, "classes.txt");
-    usage_check(
-        !read_all(file, present).empty() || present == lines, "--txt: ", file,
-        " has other classes than the model, and labels beside it would change; choose another --save");
-    write_file(file, lines);
+    write_file(label_file(folder, "classes.txt"), lines);
   }
   VideoFile video(folder / source.stem, source.fps);
-  const int64_t bs = config.bs ? config.bs : source.live || config.show ? 1 : 8, limit = config.max_images;
+  const int64_t bs = source.live || config.show ? 1 : 8, limit = config.max_images;
   const int64_t all = source.count && limit ? std::min(limit, source.count) : std::max(limit, source.count);
   const auto counted = [&](int64_t n) {
     return concat(n, source.video ? " frame" : " image", n == 1 ? "" : "s");
   };
   const double began = now();
-  int64_t done = 0, boxes = 0;
+  int64_t done = 0;
   std::vector<int64_t> counts(names.size());  // boxes per class
   std::vector<std::string> unreadable;
   bool quit = false;
@@ -236,24 +210,13 @@ static void run(const Config& config, JsonWriter* json) {
       if (json) write_found(*json, frame, source.video, found[i], names);
       if (config.txt) write_file(label_file(folder, frame.name), yolo_lines(frame.image.size(), found[i]));
       if (source.video) video.add(pictures[i], source.live ? frame.second : 0);
-      std::map<std::string, int> objects;
-      for (const ScoredBox& d : found[i]) {
-        ++objects[names[d.box.cls]];
-        ++counts[d.box.cls];
-        ++boxes;
-      }
-      std::vector<std::string> texts;
-      for (const auto& [name, n] : objects) texts.push_back(concat(n, " ", name));
-      if (!source.video && all <= 20)
-        log.line(printable(concat((folder / drawn_name(frame.name)).string(), ": ",
-                                  texts.empty() ? "no detections" : listed(texts, texts.size()))));
+      for (const ScoredBox& d : found[i]) ++counts[d.box.cls];
       if (config.show) quit = !show(pictures[i], source.video ? 1 : all == 1 ? 0 : 500);
     }
     const double rate = double(done) / (now() - began);
-    if (all > 20 || source.video)
-      log.progress(concat(all ? concat(done, "/") : "", counted(all ? all : done), "  ", rounded(rate),
-                          " per second", all ? "  " + short_time(double(all - done) / rate) + " left" : ""),
-                   false);
+    log.progress(concat(all ? concat(done, "/") : "", counted(all ? all : done), "  ", rounded(rate),
+                        " per second", all ? "  " + short_time(double(all - done) / rate) + " left" : ""),
+                 false);
   }
   video.finish();
 
@@ -271,7 +234,7 @@ static void run(const Config& config, JsonWriter* json) {
   std::vector<std::string> classes;
   for (const size_t c : classes_by_count(counts))
     if (counts[c] > 0) classes.push_back(concat(counts[c], " ", names[c]));
-  log.line(concat("boxes   ", boxes, boxes ? ": " : "", listed(classes, classes.size())));
+  log.line("boxes   " + (classes.empty() ? "none" : listed(classes, classes.size())));
 }
 
 int main(int argc, char** argv) {

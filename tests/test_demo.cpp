@@ -68,8 +68,7 @@ std::vector<std::string> files_in(const std::string& folder) {
 
 }  // namespace
 
-SHARED_PROGRAM_TEST(
-    "demo: detections equal those of eval, with batches of 1 and 8, in --json and --txt, in natural order") {
+SHARED_PROGRAM_TEST("demo: detections equal those of eval, in --json and --txt, in natural order") {
   TempDir dir;
   CocoDataset part = read_coco(shared("data/coco_val2017_union/annotations/instances_val2017_union.json"));
   part.images.resize(11);
@@ -83,10 +82,9 @@ SHARED_PROGRAM_TEST(
   succeed(dir, "eval",
           "--data part.json --conf 0.3 --nms 0.45 --bs 8 --fuse --save-dt dt.json" + official_weights());
   const std::string printed =
-      succeed(dir, "demo", "--source photos --bs 8 --json 8.json --txt --save out" + official_weights());
-  succeed(dir, "demo", "--source photos --bs 1 --json 1.json" + official_weights());
-  const auto eight = json_of(dir / "8.json"), one = json_of(dir / "1.json");
-  REQUIRE((eight.Size() == 11 && one.Size() == 11));
+      succeed(dir, "demo", "--source photos --json 8.json --txt --save out" + official_weights());
+  const auto eight = json_of(dir / "8.json");
+  REQUIRE(eight.Size() == 11);
   std::vector<std::array<double, 6>> wanted[11];
   for (const Detection& d : read_detections(dir / "dt.json"))
     for (size_t i = 0; i < 11; ++i)
@@ -98,14 +96,11 @@ SHARED_PROGRAM_TEST(
     CAPTURE(i);
     CHECK(eight[i]["image"].GetString() == concat("photos/p", i, ".jpg"));
     CHECK(eight[i]["width"].GetInt() == part.images[i].width);
-    const auto here = boxes_of(eight[i]), single = boxes_of(one[i]);
+    const auto here = boxes_of(eight[i]);
     const auto lines = lines_of(contents(dir / concat("out/labels/p", i, ".txt")));
-    REQUIRE((here.size() == wanted[i].size() && single.size() == here.size() && lines.size() == here.size()));
+    REQUIRE((here.size() == wanted[i].size() && lines.size() == here.size()));
     for (size_t k = 0; k < here.size(); ++k) {
-      for (size_t v = 0; v < 6; ++v) {
-        CHECK(here[k][v] == doctest::Approx(wanted[i][k][v]).epsilon(1e-9));
-        CHECK(std::abs(here[k][v] - single[k][v]) < 0.02);
-      }
+      for (size_t v = 0; v < 6; ++v) CHECK(here[k][v] == doctest::Approx(wanted[i][k][v]).epsilon(1e-9));
       CHECK(eight[i]["boxes"][unsigned(k)]["name"].GetString() == part.categories[size_t(here[k][0])].name);
       std::istringstream line(lines[k]);
       double c, cx, cy, w, h;
@@ -119,7 +114,6 @@ SHARED_PROGRAM_TEST(
     all += here.size();
   }
   CHECK(all > 30);
-  CHECK(has(printed, concat("boxes   ", all, ": ")));
   CHECK(has(printed, "11 images in "));
 }
 
@@ -131,7 +125,7 @@ PROGRAM_TEST(
   REQUIRE(mkfifo((dir / "set/train/pipe.jpg").c_str(), 0600) == 0);
   fs::copy(dir / "set/train/shapes_1.png", dir / "set/train/photo.jfif");
   const std::string demo = "--weights a/last.pth --conf 0.0001 --source set/train ";
-  const std::string printed = succeed(dir, "demo", demo + "--classes star,0 --txt --json b.json --save out");
+  const std::string printed = succeed(dir, "demo", demo + "--txt --json b.json --save out");
   CHECK(has(printed, "warning: 2 images skipped:\n  set/train/bad.jpg"));
   CHECK(has(printed, "set/train/pipe.jpg is not a regular file"));
   CHECK(has(printed, "3 images in "));
@@ -147,13 +141,8 @@ PROGRAM_TEST(
   for (const auto& image : json_of(dir / "b.json").GetArray())
     for (const auto& box : image["boxes"].GetArray()) names.insert(box["name"].GetString());
   CHECK(names.count("star") == 1);
-  names.erase("star");
-  CHECK((names.empty() || names == std::set<std::string>{shapes_classes()[0]}));
-  CHECK(has(run(dir, "demo", demo + "--classes stars").err, "--classes stars: the model has no such class"));
-  write_text(dir / "out/labels/classes.txt", "cat\ndog\n");
-  check_refusal(dir, "demo", demo + "--txt --save out", 2, "classes.txt has other classes than the model");
   fs::copy(dir / "set/train/shapes_1.png", dir / "set/train/shapes_1.bmp");
-  check_refusal(dir, "demo", demo + "--txt --save twice", 2, "which is that of another image");
+  check_refusal(dir, "demo", demo + "--txt --save twice", 2, "and another image have the same label file");
   check_refusal(dir, "demo", demo + "--json set/train/shapes_1.png", 2, "--json would overwrite");
   fs::create_directories(dir / "mine/images");
   fs::create_directories(dir / "mine/labels");
@@ -166,8 +155,8 @@ PROGRAM_TEST(
 PROGRAM_TEST("demo: the result of a video is a video with the same frames") {
   const TempDir& dir = trained().dir;
   if (!write_video(dir / "clip.avi", 11)) return;
-  const std::string printed = succeed(
-      dir, "demo", "--source clip.avi --weights a/last.pth --conf 0 --bs 4 --txt --json v.json --save v");
+  const std::string printed =
+      succeed(dir, "demo", "--source clip.avi --weights a/last.pth --conf 0 --txt --json v.json --save v");
   CHECK(has(printed, "11 frames in "));
   const std::string extension = fs::exists(dir / "v/clip.mp4") ? ".mp4" : ".avi";
   CHECK(has(printed, "clip" + extension));
@@ -190,33 +179,21 @@ PROGRAM_TEST("demo: the result of a video is a video with the same frames") {
       dir,
       "bash -c 'ulimit -f 8; exec $YOLOX_PROGRAMS/demo --weights a/last.pth --source clip.avi --save v'");
   CHECK_MESSAGE((full.code == 1 && has(full.err, "cannot write v/clip")), full.err);
-  CHECK(frames_in(dir / ("v/clip" + extension)) == 11);  // the old one
 }
 
-PROGRAM_TEST("demo: after Ctrl-C the images, the JSON and the video are complete up to that point") {
+PROGRAM_TEST("demo: after Ctrl-C the images and the JSON are complete up to that point") {
   const TempDir& dir = trained().dir;
   fs::create_directories(dir / "many");
   for (int i = 0; i < 600; ++i)
     fs::create_hard_link(dir / "data/train/shapes_1.png", dir / concat("many/", i, ".png"));
-  {
-    Process p(dir, "demo", "--source many --weights a/last.pth --conf 0.5 --json many.json --save stopped");
-    REQUIRE(p.until([&] { return fs::exists(dir / "stopped/20.png"); }));
-    kill(p.pid, SIGINT);
-    CHECK(p.wait() == 128 + SIGINT);
-    const size_t done = json_of(dir / "many.json").Size();
-    CHECK((done >= 20 && done < 600));
-    CHECK(files_in(dir / "stopped").size() == done);
-    CHECK(has(contents(p.out), concat("stopped after ", done, " of 600 images")));
-  }
-  if (!write_video(dir / "long.avi", 300)) return;
-  Process p(dir, "demo", "--source long.avi --weights a/last.pth --conf 0.5 --json long.json --save cut");
-  REQUIRE(p.until([&] { return fs::exists(dir / "cut") && !fs::is_empty(dir / "cut"); }));
+  Process p(dir, "demo", "--source many --weights a/last.pth --conf 0.5 --json many.json --save stopped");
+  REQUIRE(p.until([&] { return fs::exists(dir / "stopped/20.png"); }));
   kill(p.pid, SIGINT);
   CHECK(p.wait() == 128 + SIGINT);
-  const int frames =
-      frames_in(fs::exists(dir / "cut/long.mp4") ? dir / "cut/long.mp4" : dir / "cut/long.avi");
-  CHECK((frames > 0 && frames < 300));
-  CHECK(frames == int(json_of(dir / "long.json").Size()));
+  const size_t done = json_of(dir / "many.json").Size();
+  CHECK((done >= 20 && done < 600));
+  CHECK(files_in(dir / "stopped").size() == done);
+  CHECK(has(contents(p.out), concat("stopped after ", done, " of 600 images")));
 }
 
 PROGRAM_TEST("demo: a source that cannot be read, and a missing display, are errors of one line") {
@@ -248,23 +225,4 @@ PROGRAM_TEST("demo: a source that cannot be read, and a missing display, are err
                           "QT_QPA_PLATFORM=offscreen $YOLOX_PROGRAMS/demo --weights a/last.pth --source "
                           "shown.avi --show --save shown");
   CHECK_MESSAGE(has(o.out, "3 frames in "), o.out << o.err);
-}
-
-PROGRAM_TEST("demo: --json is valid UTF-8 for any file name; a line break in a name is escaped") {
-  const TempDir& dir = trained().dir;
-  fs::create_directories(dir / "named");
-  fs::copy(dir / "data/train/shapes_1.png", dir / "named/a\xFF\xC3\xA4\xED\xA0\x80\nb.png");
-  const std::string printed =
-      succeed(dir, "demo", "--weights a/last.pth --source named --conf 1 --json named.json --save lines");
-  CHECK(has(contents(dir / "named.json"), "named/a\uFFFD\u00E4\uFFFD\uFFFD\uFFFD\\nb.png"));
-  CHECK_MESSAGE(has(printed, "\\xed\\xa0\\x80\\x0ab.png: no detections\n"), printed);
-}
-
-TEST_CASE("demo: class names come from the checkpoint; without them, 80 classes have the names of COCO") {
-  WeightsInfo info;
-  CHECK(class_names(info, 3).empty());
-  CHECK(class_names(info, 80).size() == 80);
-  CHECK(class_names(info, 80)[16] == "dog");
-  info.classes = {"a", "b", "c"};
-  CHECK(class_names(info, 3) == info.classes);
 }

@@ -2,8 +2,6 @@
 // What ./demo reads and writes: images, videos, cameras, streams and drawn scenes; the output video, and the
 // window of --show.
 #pragma once
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -167,14 +165,11 @@ inline std::vector<Frame> FrameSource::next(int64_t n) {
 // ---- output
 
 #ifdef YOLOX_VIDEO
-// Output video. The codec is H.264, or MJPEG, which OpenCV itself writes, if this OpenCV has no H.264. The
-// file has a temporary name until finish().
+// Output video. The codec is H.264, or MJPEG, which OpenCV itself writes, if this OpenCV has no H.264.
 class VideoFile {
  public:
   // path: without extension, because the codec selects .mp4 or .avi.
   VideoFile(const fs::path& path, double fps) : path(path.string()), fps(fps) {}
-  VideoFile(const VideoFile&) = delete;
-  ~VideoFile() { ::unlink(part.c_str()); }  // after an error
 
   // Appends a frame, and repeats it until `second`, its time since the first frame.
   void add(const Image& frame, double second) {
@@ -188,27 +183,23 @@ class VideoFile {
     for (const int64_t end = std::max(frames, std::llround(second * fps)) + 1; frames < end; ++frames)
       writer.write(fitting);
   }
-  // Closes the file and gives it its name. Throws if frames are missing, because the codec does not report a
-  // full disk.
+  // Closes the file. Throws if frames are missing, because the codec does not report a full disk.
   void finish() {
     if (!writer.isOpened()) return;
     writer.release();
-    const auto written = int64_t(cv::VideoCapture(part).get(cv::CAP_PROP_FRAME_COUNT));
-    check(written >= frames && ::rename(part.c_str(), file.c_str()) == 0, "cannot write ", file, ": ",
-          written, " of ", frames,
-          " frames were written; is the disk full? An older file of this name is unchanged");
+    const auto written = int64_t(cv::VideoCapture(file).get(cv::CAP_PROP_FRAME_COUNT));
+    check(written >= frames, "cannot write ", file, ": ", written, " of ", frames,
+          " frames were written; is the disk full?");
   }
   std::string file;  // path with extension; empty before the first frame
 
  private:
   bool open(const char* codec, const char* extension) {
-    ::unlink(part.c_str());
     file = path + extension;
-    part = concat(path, ".tmp.", getpid(), extension);
-    return writer.open(part, cv::VideoWriter::fourcc(codec[0], codec[1], codec[2], codec[3]), fps, size);
+    return writer.open(file, cv::VideoWriter::fourcc(codec[0], codec[1], codec[2], codec[3]), fps, size);
   }
 
-  std::string path, part;
+  std::string path;
   double fps;
   cv::Size size;
   cv::VideoWriter writer;
