@@ -82,16 +82,9 @@ static void check_flags(const Config& config) {
   inputs.insert(inputs.end(), {config.gt, config.dt, config.data, config.weights});
   protect_inputs("--json", config.json, inputs);
   protect_inputs("--save-dt", config.save_dt, inputs);
-  for (const auto& [flag, path] : {std::pair("--json", config.json), {"--save-dt", config.save_dt}})
-    check(path.empty() || is_irregular_file(path) ||
-              ::access(fs::weakly_canonical(fs::absolute(path)).parent_path().c_str(), W_OK) == 0,
-          flag, " ", path, ": cannot write to the folder of this file; create it, or choose another");
   if (!config.gt.empty()) {
-    usage_check(config.data.empty() && config.weights.empty(),
-                "--gt and --dt cannot be combined with --data and --weights");
-    for (const char* name : {"split", "images", "val-fraction", "model", "size", "conf", "nms", "bs",
-                             "workers", "preproc", "device", "fuse", "speed", "seed", "save-dt"})
-      usage_check(!config.was_given(name), "--", name, " is for --data and --weights");
+    for (const char* name : {"data", "weights", "save-dt"})
+      usage_check(!config.was_given(name), "--", name, " cannot be combined with --gt and --dt");
     return;
   }
   combination_check(!config.data.empty(), "--data is needed, or --gt and --dt");
@@ -177,16 +170,9 @@ static void evaluate_model(const Config& config) {
             << data.records.size() << " images of " << printable(data.name) << ", " << settings.size.height
             << "x" << settings.size.width << ", pixels "
             << (settings.legacy ? "RGB, mean/std of ImageNet" : "BGR 0..255") << std::endl;
-  const auto list_images = [&] {  // unreadable images are excluded from AP
-    size_t listed = 0;
-    for (const auto& line : data.problems->lines())
-      if (line.rfind("image", 0) == 0 && ++listed <= 20) std::cout << "  " << printable(line) << "\n";
-    if (listed > 20) std::cout << "  and " << listed - 20 << " more\n";
-  };
   for (const auto& note : data.notes) std::cout << printable(note) << "\n";
   for (const auto& [kind, count] : data.problems->summary())
     std::cout << "note: " << printable(kind) << ": " << count << "\n";
-  list_images();
 
   const bool tty = isatty(1);
   auto e = evaluate(loaded.model, data, settings, [&](int64_t done, int64_t images) {
@@ -198,8 +184,11 @@ static void evaluate_model(const Config& config) {
             << std::defaultfloat;
   if (e.unreadable) {
     std::cout << "warning: " << e.unreadable << " images are unreadable and excluded:\n";
-    list_images();
-    std::cout << "\n";
+    std::vector<std::string> lines = data.problems->lines();
+    std::erase_if(lines, [](const std::string& line) { return !line.starts_with("image"); });
+    for (size_t i = 0; i < std::min<size_t>(lines.size(), 20); ++i)
+      std::cout << "  " << printable(lines[i]) << "\n";
+    std::cout << (lines.size() > 20 ? "  ...\n\n" : "\n");
   }
   if (config.speed) print_speed(e.times, int64_t(data.records.size()));
   report(e.result, config);

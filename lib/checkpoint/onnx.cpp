@@ -78,13 +78,6 @@ struct GraphBuilder {
   Value floats(const std::vector<float>& list) { return constant(torch::tensor(list)); }
   Value index(int64_t number) { return constant(torch::scalar_tensor(number, torch::kLong)); }
 
-  // Adds weights as an initializer, in float32. Throws if a value is not finite.
-  Value weights(const Tensor& tensor, const std::string& name) {
-    const Tensor t = tensor.detach().to(torch::kCPU, torch::kFloat);
-    check(t.isfinite().all().item<bool>(), name, " has values that are not finite; use other weights");
-    return constant(t, name);
-  }
-
   Value cast(const Value& x, torch::ScalarType type) {
     return add("Cast", {x}, {{"to", int64_t(onnx_type(type))}});
   }
@@ -112,7 +105,6 @@ class TraceWriter {
   GraphBuilder& g;
   std::map<const void*, std::string> names;   // of parameters and buffers, by address
   std::map<const jit::Value*, Value> values;  // tensors of the trace
-  std::map<std::string, int> used;            // names of convolutions and unnamed constants
   std::map<std::string, Value> written;       // initializers by name
 
   // Returns a constant argument of an operator. A list is a list of constants. Throws if the argument
@@ -151,19 +143,18 @@ class TraceWriter {
     return dim < 0 ? dim + int64_t(shape_of(tensor).size()) : dim;
   }
 
-  // Returns a name that no node has yet.
-  std::string unique(const std::string& name) {
-    const int before = used[name]++;
-    return before ? concat(name, ".", before + 1) : name;
-  }
-  // Returns the initializer with the values of a tensor.
+  // Returns an initializer with the values of a tensor, in float32. name: of a parameter or buffer, which is
+  // written once; "" for a name such as constant_7.
   Value initializer(const std::string& name, const Tensor& tensor) {
-    if (!written.count(name)) written[name] = g.weights(tensor, name);
+    const Tensor values = tensor.detach().to(torch::kCPU, torch::kFloat);
+    if (name.empty()) return g.constant(values);
+    if (!written.count(name)) written[name] = g.constant(values, name);
     return written[name];
   }
-  std::string name_of(const Tensor& constant) {
+  // Returns the name of a parameter or buffer, "" for another constant.
+  std::string name_of(const Tensor& constant) const {
     const auto name = names.find(constant.data_ptr());
-    return name == names.end() ? unique("constant") : name->second;
+    return name == names.end() ? "" : name->second;
   }
   // Returns a tensor argument: a value that was computed before, a parameter, or a number.
   Value tensor(const jit::Value* value) {
@@ -172,8 +163,7 @@ class TraceWriter {
     const auto constant = jit::toIValue(value);
     check(constant && (constant->isTensor() || constant->isScalar()),
           "the model computes a value that ONNX export does not support. ", kRemedy);
-    if (constant->isScalar())
-      return initializer(unique("number"), torch::scalar_tensor(constant->toScalar()));
+    if (constant->isScalar()) return initializer("", torch::scalar_tensor(constant->toScalar()));
     return initializer(name_of(constant->toTensor()), constant->toTensor());
   }
   std::vector<Value> tensors(const jit::Value* list) {
@@ -186,8 +176,7 @@ class TraceWriter {
   void write_convolution(const jit::Node& node);
   Value max_pool(const jit::Node& node, const Value& x);
   inline static const std::string kRemedy =
-      "Add the operator in lib/checkpoint/onnx.cpp, or export to TorchScript (--format torchscript), which "
-      "supports all operators";
+      "Add the operator in lib/checkpoint/onnx.cpp, or export to TorchScript (--out model.ts)";
 };
 
 // Folds a batch norm in evaluation mode that alone uses the output of the convolution.
@@ -195,8 +184,7 @@ void TraceWriter::write_convolution(const jit::Node& node) {
   check(!constant_of(node, 6).toBool(), "the model has a transposed convolution. ", kRemedy);
   Tensor weight = constant_of(node, 1).toTensor();
   const c10::IValue given_bias = constant_of(node, 2);
-  std::string name = name_of(weight);
-  name = name.substr(0, name.rfind(".weight"));
+  const std::string name = name_of(weight), layer = name.substr(0, name.rfind(".weight"));
   Tensor bias =
       given_bias.isTensor() ? given_bias.toTensor() : torch::zeros({weight.size(0)}, weight.options());
   const jit::Value* out = node.output();
@@ -209,15 +197,14 @@ void TraceWriter::write_convolution(const jit::Node& node) {
     out = norm.output();
   }
   const Ints pads = pair(node, 4);
-  values[out] =
-      g.add("Conv",
-            {tensor(node.input(0)), initializer(name + ".weight", weight), initializer(name + ".bias", bias)},
-            {{"kernel_shape", Ints{weight.size(2), weight.size(3)}},
-             {"strides", pair(node, 3)},
-             {"pads", Ints{pads[0], pads[1], pads[0], pads[1]}},
-             {"dilations", pair(node, 5)},
-             {"group", integer(node, 8)}},
-            1, unique(name));
+  values[out] = g.add("Conv",
+                      {tensor(node.input(0)), initializer(name, weight),
+                       initializer(name.empty() ? "" : layer + ".bias", bias)},
+                      {{"kernel_shape", Ints{weight.size(2), weight.size(3)}},
+                       {"strides", pair(node, 3)},
+                       {"pads", Ints{pads[0], pads[1], pads[0], pads[1]}},
+                       {"dilations", pair(node, 5)},
+                       {"group", integer(node, 8)}});
 }
 
 Value TraceWriter::max_pool(const jit::Node& node, const Value& x) {
@@ -246,10 +233,8 @@ void TraceWriter::write(const jit::Node& node) {
   const Value x = tensor(input);
   if (op == "aten::silu") {
     to = g.add("Mul", {x, g.add("Sigmoid", {x})});
-  } else if (op == "aten::sigmoid") {
-    to = g.add("Sigmoid", {x});
-  } else if (op == "aten::relu") {
-    to = g.add("Relu", {x});
+  } else if (op == "aten::sigmoid" || op == "aten::relu") {
+    to = g.add(op == "aten::relu" ? "Relu" : "Sigmoid", {x});
   } else if (op == "aten::leaky_relu") {
     to = g.add("LeakyRelu", {x}, {{"alpha", constant_of(node, 1).toDouble()}});
   } else if (op == "aten::batch_norm") {
@@ -419,25 +404,19 @@ void add_nms(GraphBuilder& g, const Value& decoded, int64_t classes) {
   sorted(sorted(found, 5, 1, ""), 0, 0, "detections");
 }
 
-onnx::Dimension fixed_dim(int64_t size) {
-  onnx::Dimension dim;
-  dim.set_value(size);
-  return dim;
-}
-
-// A dimension of any size.
-onnx::Dimension any_dim(const char* name) {
-  onnx::Dimension dim;
-  dim.set_param(name);
-  return dim;
-}
-
-// Declares a float32 input or output of the graph.
-void declare(onnx::ValueInfo& value, const std::string& name, const std::vector<onnx::Dimension>& dims) {
+// Declares a float32 input or output of the graph. dims: sizes, and the names of dimensions of any size.
+void declare(onnx::ValueInfo& value, const std::string& name,
+             const std::vector<std::variant<int64_t, const char*>>& dims) {
   value.set_name(name);
   auto& type = *value.mutable_type()->mutable_tensor_type();
   type.set_elem_type(onnx::Tensor::FLOAT);
-  for (const auto& dim : dims) *type.mutable_shape()->add_dim() = dim;
+  for (const auto& dim : dims) {
+    auto& added = *type.mutable_shape()->add_dim();
+    if (const auto* size = std::get_if<int64_t>(&dim))
+      added.set_value(*size);
+    else
+      added.set_param(std::get<const char*>(dim));
+  }
 }
 
 }  // namespace
@@ -460,24 +439,22 @@ onnx::Model to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata
   const Raw raw = add_network(g, model);
   const Value rows = add_rows(g, raw);
   if (s.nms) add_nms(g, rows, model->num_classes);
-  int64_t anchors = 0;
-  for (const int stride : raw.strides) anchors += (s.height / stride) * (s.width / stride);
-  const auto batch = s.dynamic ? any_dim("batch") : fixed_dim(1);
-  declare(*graph.add_input(), "images",
-          {batch, fixed_dim(3), s.dynamic ? any_dim("height") : fixed_dim(s.height),
-           s.dynamic ? any_dim("width") : fixed_dim(s.width)});
-  if (s.nms)
-    declare(*graph.add_output(), "detections", {any_dim("detections"), fixed_dim(7)});
+  const int64_t columns = 5 + model->num_classes,
+                anchors = make_anchors(s.height, s.width, torch::kFloat, raw.strides).stride.size(0);
+  if (s.dynamic)
+    declare(*graph.add_input(), "images", {"batch", 3, "height", "width"});
   else
-    declare(*graph.add_output(), "output",
-            {batch, s.dynamic ? any_dim("anchors") : fixed_dim(anchors), fixed_dim(5 + model->num_classes)});
+    declare(*graph.add_input(), "images", {1, 3, s.height, s.width});
+  if (s.nms)
+    declare(*graph.add_output(), "detections", {"detections", 7});
+  else if (s.dynamic)
+    declare(*graph.add_output(), "output", {"batch", "anchors", columns});
+  else
+    declare(*graph.add_output(), "output", {1, anchors, columns});
   return std::move(g.file);
 }
 
 void save_onnx(const onnx::Model& model, const std::string& path) {
-  check(model.ByteSizeLong() < (size_t{1} << 31) - 1, path,
-        ": an ONNX file is limited to 2 GB, the model has ", model.ByteSizeLong(),
-        " bytes; export it to TorchScript");
   std::ofstream out(path, std::ios::binary);
   check(model.SerializeToOstream(&out) && out.flush(), "cannot write ", path,
         "; check folder, permissions and disk space");

@@ -39,7 +39,7 @@ using Ints = std::vector<int64_t>;
 // that the export does not know.
 onnx::Model to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata& metadata);
 
-// Writes an ONNX file. Throws if the file cannot be written or would exceed 2 GB.
+// Writes an ONNX file. Throws if the file cannot be written or would exceed 2 GB, the limit of protobuf.
 void save_onnx(const onnx::Model& model, const std::string& path);
 
 }  // namespace yolox
