@@ -6,11 +6,9 @@
 #include <cmath>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -47,11 +45,7 @@ struct MemoryDataset {
     return i < regions.size() ? regions[i] : none;
   }
   ImageRegion image_region(std::size_t i, const cv::Rect& part, double scale) const {
-    {
-      static std::mutex mutex;
-      std::lock_guard lock(mutex);
-      asked.push_back({i, part, scale});
-    }
+    asked.push_back({i, part, scale});
     if (broken.count(i)) throw ImageError(concat("picture ", i, " is damaged"));
     const cv::Rect all({0, 0}, size(i)), wanted = whole ? all : part;
     REQUIRE((part & all) == part);
@@ -168,18 +162,6 @@ inline int check_marks(const Sample& s, double tolerance, double least = 0.5) {
     }
   }
   return compared;
-}
-
-// Calls f(i) for each i in 0..n-1 from three threads, in descending order in each thread.
-template <class F>
-void call_in_threads(int n, const F& f) {
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 3; ++t) {
-    threads.emplace_back([&, t] {
-      for (int i = n - 1 - t; i >= 0; i -= 3) f(i);
-    });
-  }
-  for (auto& t : threads) t.join();
 }
 
 }  // namespace yolox::test

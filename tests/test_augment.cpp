@@ -6,9 +6,6 @@
 // half a pixel.
 #include "augment.hpp"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <set>
 #include <type_traits>
 
@@ -42,27 +39,6 @@ void check_equal(const Sample& a, const Sample& b) {
     CHECK(a.boxes[i].cls == b.boxes[i].cls);
   }
 }
-
-// An image between two inaccessible memory pages: an access before its first or after its last byte is a
-// segmentation fault.
-struct Fenced {
-  std::size_t page = std::size_t(sysconf(_SC_PAGESIZE)), length;
-  uchar* memory;
-  Image image;
-  Fenced(cv::Size size, bool at_end, std::uint64_t seed = 0) {
-    const std::size_t bytes = 3 * std::size_t(size.area());
-    length = (bytes + page - 1) / page * page;
-    memory = static_cast<uchar*>(
-        mmap(nullptr, length + 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    REQUIRE(memory != MAP_FAILED);
-    image = cv::Mat(size, CV_8UC3, memory + page + (at_end ? length - bytes : 0));
-    noise(size, seed).copyTo(image);
-    mprotect(memory, page, PROT_NONE);
-    mprotect(memory + page + length, page, PROT_NONE);
-  }
-  Fenced(const Fenced&) = delete;
-  ~Fenced() { munmap(memory, length + 2 * page); }
-};
 
 // Bilinear interpolation in double precision. (0, 0) is the corner of the first pixel, not its centre. The
 // border is replicated.
@@ -175,23 +151,17 @@ TEST_CASE("augmentation: hue shifts act on BGR") {
     const MemoryDataset album{{{coloured({8, 8}, pixel), {}}}};
     return composed(album, {0, {}, {}, {hsv, false}}, {8, 8}).image(3, 3);
   };
-  CHECK(jittered({0, 0, 255}, {60, 0, 0}) == cv::Vec3b(0, 255, 0));   // red + 120 degrees = green
-  CHECK(jittered({0, 0, 255}, {-60, 0, 0}) == cv::Vec3b(255, 0, 0));  // red - 120 degrees = blue
-  CHECK(jittered({255, 0, 0}, {60, 0, 0}) == cv::Vec3b(0, 0, 255));   // blue + 120 degrees = red
-  CHECK(jittered({0, 0, 255}, {90, 0, 0}) == cv::Vec3b(255, 255, 0));
-  CHECK(jittered({0, 0, 255}, {-90, 0, 0}) == cv::Vec3b(255, 255, 0));  // -180 degrees = 180 degrees
-  CHECK(jittered({0, 0, 255}, {0, 0, -300}) == cv::Vec3b(0, 0, 0));     // saturates at 0
-  CHECK(jittered({0, 0, 200}, {0, 30, 90}) == cv::Vec3b(0, 0, 255));    // saturates at 255
-  CHECK(jittered({10, 20, 200}, {0, -255, 0}) == cv::Vec3b(200, 200, 200));
+  CHECK(jittered({0, 0, 255}, {60, 0, 0}) == cv::Vec3b(0, 255, 0));         // red + 120 degrees = green
+  CHECK(jittered({0, 0, 255}, {-60, 0, 0}) == cv::Vec3b(255, 0, 0));        // red - 120 degrees = blue
+  CHECK(jittered({0, 0, 255}, {0, 0, -300}) == cv::Vec3b(0, 0, 0));         // saturates at 0
+  CHECK(jittered({0, 0, 200}, {0, 30, 90}) == cv::Vec3b(0, 0, 255));        // saturates at 255
   CHECK(jittered({90, 90, 90}, {0, 0, 10.9}) == cv::Vec3b(100, 100, 100));  // truncated
-  CHECK(jittered({90, 90, 90}, {0.9, -0.9, 0.9}) == cv::Vec3b(90, 90, 90));
-  CHECK(jittered({90, 90, 90}, {0, 51, 0}) == cv::Vec3b(72, 72, 90));   // hue of grey is 0, as in OpenCV
-  CHECK(jittered({90, 90, 90}, {60, 51, 0}) == cv::Vec3b(72, 90, 72));  // and its hue shifts accordingly
+  CHECK(jittered({90, 90, 90}, {0, 51, 0}) == cv::Vec3b(72, 72, 90));       // hue of grey is 0, as in OpenCV
+  CHECK(jittered({90, 90, 90}, {60, 51, 0}) == cv::Vec3b(72, 90, 72));      // and its hue shifts accordingly
 }
 
 TEST_CASE("augmentation: HSV jitter equals the exact result, and OpenCV's up to its hue resolution") {
-  Fenced fenced({333, 61}, true);  // no multiple of 64, the pixels of a call of AVX2
-  Image image(fenced.image.clone());
+  const Image image = noise({333, 61});  // no multiple of 64, the pixels of a call of AVX2
   Rng rng(1, 0, 0);
   Image top(image.rowRange(0, 20));
   for (auto& p : top)  // near grey, where the hue is most sensitive to rounding
@@ -205,9 +175,8 @@ TEST_CASE("augmentation: HSV jitter equals the exact result, and OpenCV's up to 
                                                {1, 255, 0},
                                                {0, -255, 0},
                                                {33, -60, 90}}) {
-    image.copyTo(fenced.image);
-    const Image& got = fenced.image;
-    hsv_jitter(fenced.image.ptr(), got.total(), float(d.h), float(d.s), float(d.v));
+    Image got(image.clone());
+    hsv_jitter(got.ptr(), int64_t(got.total()), float(d.h), float(d.s), float(d.v));
     for (std::size_t i = 0; i < image.total(); ++i) {
       const cv::Vec3b p = image(int(i));
       const double b = p[0], g = p[1], r = p[2], value = std::max({b, g, r}),
@@ -236,8 +205,7 @@ TEST_CASE("augmentation: HSV jitter equals the exact result, and OpenCV's up to 
 TEST_CASE("augmentation: rows sampled with SSSE3 equal the plain version bit for bit" *
           doctest::skip(!__builtin_cpu_supports("ssse3"))) {
   using namespace pixels_detail;
-  const Fenced fenced({23, 17}, true);
-  const Image& image = fenced.image;
+  const Image image = noise({23, 17});
   Rng rng(3, 0, 0);
   for (int i = 0; i < 20000; ++i) {
     // A row from one position to another. Both have their four neighbours and one more column to the right
@@ -266,7 +234,7 @@ TEST_CASE("augmentation: warping equals exact bilinear sampling, and writes only
   for (int i = 0; i < 500; ++i) {
     // Samples inside the image, at its edges and entirely outside it. Images start at 1x1 pixel.
     const cv::Size size = random_size(rng, 1, i % 3 ? 60 : 5), out_size = random_size(rng, 1, 60);
-    const Fenced fenced(size, i % 2, i);
+    const Image image = noise(size, i);
     const AugmentConfig c{
         .mosaic_scale_lo = 0.2, .mosaic_scale_hi = 4, .degrees = 180, .translate = 1, .shear = 15};
     const Affine to_picture = inverse(Affine{affine_matrix(draw_affine(rng, c), out_size)});
@@ -274,7 +242,7 @@ TEST_CASE("augmentation: warping equals exact bilinear sampling, and writes only
                            rng.uniform(5, 80));
     Image frame({out_size.width + 2, out_size.height + 2}, 99);
     Image out = frame(cv::Rect({1, 1}, out_size));
-    warp_image(out, {fenced.image, {1, 1}, {0, 0}}, to_picture.m, to_picture.m, shown);
+    warp_image(out, {image, {1, 1}, {0, 0}}, to_picture.m, to_picture.m, shown);
     for (int y = 0; y < frame.rows; ++y) {
       for (int x = 0; x < frame.cols; ++x) {
         const cv::Point2d p = to_picture(x - 0.5, y - 0.5);
@@ -284,7 +252,7 @@ TEST_CASE("augmentation: warping equals exact bilinear sampling, and writes only
           ++left;
           continue;
         }
-        const cv::Vec3d away = cv::Vec3d(frame(y, x)) - bilinear_at(fenced.image, p.x, p.y);
+        const cv::Vec3d away = cv::Vec3d(frame(y, x)) - bilinear_at(image, p.x, p.y);
         // Rounding, and weights in steps of 1/128 and 1/256, times 255.
         REQUIRE(cv::norm(away, cv::NORM_INF) < 4);
         error += away.dot(away) / 3;
@@ -493,35 +461,6 @@ TEST_CASE(
   CHECK(out(31, 32) == cv::Vec3b::all(108));  // (101 + 114) / 2: the border of the second image is grey
 }
 
-TEST_CASE("augmentation: mosaic, MixUp, HSV jitter and flip together equal the transforms one by one") {
-  Rng rng(14, 0, 0);
-  for (int i = 0; i < 60; ++i) {
-    const cv::Size size(32 * rng.randint(2, 5), 32 * rng.randint(2, 5));
-    MemoryDataset album;
-    for (int k = 0; k < 4; ++k) album.samples.push_back(marked_image(rng, random_size(rng, 40, 300), 2 * k));
-    album.samples.push_back({Image({7, 5}, border_grey), {}});
-    const SampleDraw draw = draw_sample(rng, {}, 4, i % 4, size, true);
-    REQUIRE((draw.mosaic && draw.mixup && draw.colour_flip.hsv));
-    SampleDraw mosaic = draw, other = alone(4, draw.colour_flip.flip);
-    mosaic.mixup = {};
-    mosaic.colour_flip.hsv = {};
-    other.mixup = draw.mixup;
-    const Sample a = composed(album, mosaic, size), b = composed(album, other, size),
-                 all = composed(album, draw, size);
-    // b is the mean of the second image and grey: the second image up to rounding is 2 * b - grey.
-    SampleDraw mixed = draw;
-    mixed.colour_flip.hsv = {};
-    Sample ab = composed(album, mixed, size);
-    for (int k = 0; k < 3 * size.area(); ++k)
-      REQUIRE(std::abs(2 * ab.image.ptr()[k] - (a.image.ptr()[k] + 2 * b.image.ptr()[k] - border_grey)) <= 2);
-    const HsvDraw& hsv = *draw.colour_flip.hsv;
-    hsv_jitter(ab.image.ptr(), ab.image.total(), float(int(hsv.h)), float(int(hsv.s)), float(int(hsv.v)));
-    ab.boxes = a.boxes;
-    ab.boxes.insert(ab.boxes.end(), b.boxes.begin(), b.boxes.end());
-    check_equal(all, ab);
-  }
-}
-
 // ---- regions that are read ----
 
 TEST_CASE("augmentation: only the visible region of each image is read, whatever its size and the draw") {
@@ -611,67 +550,18 @@ TEST_CASE("augmentation: an unreadable image is replaced, also by an image of an
   for (int k = 0; k < 4; ++k) album.samples.push_back(marked_image(rng, random_size(rng, 40, 150), 2 * k));
   album.samples.push_back(marked_image(rng, {150, 40}, 0));
   album.samples.push_back(marked_image(rng, {40, 150}, 0));
-  SampleDraw draw = four({100, 60}, {5, 0.6, 1, -1, 0.1, 0.05}, true);
-  draw.mixup = MixupDraw{0.8, true, {0, 0}, {1}};
-  SampleDraw first = draw, others = draw, mixed = draw, mixed_meant = draw;
-  first.index = 5;
+  const SampleDraw draw = four({100, 60}, {5, 0.6, 1, -1, 0.1, 0.05}, true);
+  SampleDraw others = draw;
   others.mosaic->others = {1, 5, 4};
-  mixed.mixup->candidates = {4};
-  mixed_meant.mixup->candidates = {5};
-  // The draw of an album with broken images equals another draw of the intact album.
-  struct Row {
-    SampleDraw draw, equal;
-    std::set<std::size_t> broken;
-    std::vector<std::size_t> replacements;
-    std::vector<std::pair<std::size_t, std::size_t>> tries;
-  };
-  for (const Row& row :
-       {Row{draw, first, {0, 4}, {4, 5}, {{0, 1}, {4, 2}}},
-        Row{draw, others, {2, 3}, {5, 4}, {{2, 1}, {3, 1}}},  // each tile counts its tries
-        Row{mixed, mixed_meant, {4}, {5}, {{4, 1}}}, Row{alone(0), alone(4), {0}, {4}, {{0, 1}}}}) {
-    MemoryDataset damaged = album;
-    damaged.broken = row.broken;
-    damaged.replacements = row.replacements;
-    check_equal(composed(damaged, row.draw, size), composed(album, row.equal, size));
-    CHECK(damaged.replaced == row.tries);
-  }
-  album.broken = {0, 4};
-  album.replacements = {4};
-  CHECK_THROWS_WITH_AS(composed(album, draw, size), "picture 4 is damaged", ImageError);
-}
-
-TEST_CASE("augmentation: a sample depends only on seed, epoch and index, and no pixel beside it is written") {
-  const cv::Size size(64, 96);
-  const cv::Rect inside({1, 1}, size);
-  MemoryDataset album;
-  Rng rng(20, 0, 0);
-  for (int i = 0; i < 5; ++i)
-    album.samples.push_back({noise(random_size(rng, 20, 120), i), {{2, 2, 18, 18, i}}});
-  MemoryDataset before = album;
-  for (Sample& s : before.samples) s.image = Image(s.image.clone());
-  const auto make = [&](std::uint64_t epoch, std::size_t i, Sample& sample) {
-    Rng own(1, epoch, i);
-    compose(album, draw_sample(own, {}, 5, i % 5, size, i % 3 > 0), sample);
-  };
-  const int n = 24;
-  std::vector<Sample> single(n), threaded(n);
-  for (auto* samples : {&single, &threaded})
-    for (Sample& s : *samples) s.image = Image(size, 0);
-  for (int i = 0; i < n; ++i) make(0, i, single[i]);
-  call_in_threads(n, [&](int i) { make(0, i, threaded[i]); });
-  Image batch(size + cv::Size(2, 2), 77);
-  Sample used{Image(batch(inside)), {{1, 2, 3, 4, 5}}};  // the memory of another sample, inside of a batch
-  for (int i = 0; i < n; ++i) {
-    make(0, i, used);
-    check_equal(single[i], threaded[i]);
-    check_equal(single[i], used);
-    CHECK(max_difference(single[i].image, Image(batch(inside))) == 0);
-    make(1, i, used);
-    CHECK(max_difference(single[i].image, used.image) > 0);
-  }
-  used.image.setTo(cv::Scalar::all(77));
-  CHECK(max_difference(batch, Image(batch.size(), 77)) == 0);
-  for (int i = 0; i < 5; ++i) CHECK(max_difference(album.samples[i].image, before.samples[i].image) == 0);
+  MemoryDataset damaged = album;
+  damaged.broken = {2, 3};
+  damaged.replacements = {5, 4};
+  check_equal(composed(damaged, draw, size), composed(album, others, size));
+  CHECK(damaged.replaced == std::vector<std::pair<std::size_t, std::size_t>>{{2, 1}, {3, 1}});
+  damaged.broken = {0, 4};
+  damaged.replacements = {4};
+  damaged.replaced.clear();
+  CHECK_THROWS_WITH_AS(composed(damaged, draw, size), "picture 4 is damaged", ImageError);
 }
 
 // ---- preprocessing of evaluation ----

@@ -10,41 +10,28 @@
 using namespace yolox;
 using namespace yolox::test;
 
-TEST_CASE("threads: one thread computes small networks, in a run without other settings") {
+TEST_CASE("threads: one thread computes small networks, others have at most the usable cores") {
   if (usable_cores() < 2) return;
   const AtEnd restored([before = torch::get_num_threads()] { torch::set_num_threads(before); });
   const Env none("OMP_NUM_THREADS", nullptr);
   YOLOX model = make_model("yolox-nano", 3);
-  const auto threads = [&](int size, int world) {
-    torch::set_num_threads(2);
+  const auto threads = [&](int before, int size, int world) {
+    torch::set_num_threads(before);
     set_compute_threads(parameter_count(*model), {size, size}, torch::kCPU, world);
     return torch::get_num_threads();
   };
-  CHECK(threads(128, 1) == 1);
-  CHECK(threads(416, 1) == 2);
-  CHECK(threads(128, 2) == 2);  // the launcher has divided the cores
-  const Env given("OMP_NUM_THREADS", "2");
-  CHECK(threads(128, 1) == 2);
-}
-
-TEST_CASE(
-    "threads: at most the cores of a quota, at most torch's own number, and none if OpenMP places them") {
-  if (usable_cores() < 2) return;
-  const AtEnd restored([before = torch::get_num_threads()] { torch::set_num_threads(before); });
-  const Env none("OMP_NUM_THREADS", nullptr);
-  YOLOX model = make_model("yolox-nano", 3);
-  const auto threads = [&](int before) {
-    torch::set_num_threads(before);
-    set_compute_threads(parameter_count(*model), {416, 416}, torch::kCPU, 1);
-    return torch::get_num_threads();
-  };
-  CHECK(threads(usable_cores() + 3) == usable_cores());
+  CHECK(threads(2, 128, 1) == 1);
+  CHECK(threads(2, 416, 1) == 2);
+  CHECK(threads(2, 128, 2) == 2);  // the launcher has divided the cores
+  CHECK(threads(usable_cores() + 3, 416, 1) == usable_cores());
   // The number of torch is below that of the cores: logical cores of one physical core, MKL_NUM_THREADS
-  CHECK(threads(1) == 1);
-  for (const char* name : {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"}) {
-    const Env given(name, "x");
-    CHECK(threads(usable_cores() + 3) == usable_cores() + 3);
+  CHECK(threads(1, 416, 1) == 1);
+  {
+    const Env given("OMP_NUM_THREADS", "2");
+    CHECK(threads(2, 128, 1) == 2);
   }
+  const Env given("OMP_PLACES", "x");
+  CHECK(threads(usable_cores() + 3, 416, 1) == usable_cores() + 3);
 }
 
 PROGRAM_TEST("train: config.json has the number of threads that compute") {

@@ -125,10 +125,7 @@ DeviceLoader::PendingCopy DeviceLoader::start_copy(Batch batch) {
   static const c10::Stream side = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
   const c10::StreamGuard guard(side);
   const auto copy = [&](Tensor& t) {
-    try {
-      if (t.numel() > 0 && !t.is_pinned() && loader.is_pinned()) t = t.pin_memory();
-    } catch (const c10::Error&) {  // as in start_batches()
-    }
+    if (t.numel() > 0 && !t.is_pinned() && loader.is_pinned()) t = t.pin_memory();
     t = t.to(device, /*non_blocking=*/true);
   };
   copy(batch.images);

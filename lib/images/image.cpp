@@ -121,27 +121,10 @@ struct Jpeg {
 
 }  // namespace
 
-// Returns true if the whole image must be decoded, because libjpeg-turbo (2.1.5) decodes a region to
-// different bits than the same region of the whole image. This happens in two cases. First, in a progressive
-// file without its last scans, libjpeg smooths each block with blocks up to two blocks away. Second, a
-// component can be decoded at a larger scale than the others and upsampled afterwards, for example chroma at
-// a quarter of the width.
-static bool needs_full_decode(const jpeg_decompress_struct& info) {
-  for (int i = 0; i < info.num_components; ++i) {
-    const jpeg_component_info& c = info.comp_info[i];
-    const bool full_size =
-        c.h_samp_factor * c.DCT_scaled_size == info.max_h_samp_factor * info.min_DCT_scaled_size &&
-        c.v_samp_factor * c.DCT_scaled_size == info.max_v_samp_factor * info.min_DCT_scaled_size;
-    if (c.DCT_scaled_size != info.min_DCT_scaled_size && !full_size) return true;
-    for (int k = 1; info.progressive_mode && k < 10; ++k)
-      if (info.coef_bits[i][k] != 0) return true;  // some bits of coefficient k are not in the file
-  }
-  return false;
-}
-
 // Decodes the header, and the region jpeg.part if requested. Returns an error message, or "" on success. A
-// region has the same bits as in the whole image. A border around the region is decoded too and then cut off,
-// because chroma upsampling at the border needs neighbours.
+// border around the region is decoded too and then cut off, because chroma upsampling at the border needs
+// neighbours. A region has the same bits as in the whole image, except in a progressive file without its last
+// scans, and with chroma at a quarter of the width.
 static std::string read_jpeg(std::string_view bytes, Jpeg& jpeg) {
   constexpr int kBorder = 16;  // chroma smoothing reads at most one neighbouring block of 16 pixels
   JpegErrors errors;
@@ -166,11 +149,10 @@ static std::string read_jpeg(std::string_view bytes, Jpeg& jpeg) {
     const int r = jpeg.reduction, width = int(info.output_width), height = int(info.output_height);
     const int x0 = jpeg.part.x / r, x1 = std::min(width, (jpeg.part.x + jpeg.part.width + r - 1) / r);
     const int y0 = jpeg.part.y / r, y1 = std::min(height, (jpeg.part.y + jpeg.part.height + r - 1) / r);
-    const bool all = needs_full_decode(info);
-    JDIMENSION left = all ? 0 : JDIMENSION(std::max(0, x0 - kBorder)), columns = JDIMENSION(width) - left;
-    if (!all && x1 + kBorder < width) columns = JDIMENSION(x1 + kBorder) - left;
+    JDIMENSION left = JDIMENSION(std::max(0, x0 - kBorder));
+    JDIMENSION columns = JDIMENSION(std::min(width, x1 + kBorder)) - left;
     if (int(columns) < width) jpeg_crop_scanline(&info, &left, &columns);
-    const int first = all ? 0 : std::max(0, y0 - kBorder);
+    const int first = std::max(0, y0 - kBorder);
     if (first > 0) jpeg_skip_scanlines(&info, JDIMENSION(first));
     jpeg.pixels.create(y1 - first, int(columns), CV_8UC3);
     for (int y = first; y < y1;) {
