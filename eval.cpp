@@ -182,10 +182,10 @@ static void evaluate_model(const Config& config) {
   std::cout << e.images << " images in " << std::fixed << std::setprecision(1) << e.seconds << " s ("
             << e.images / e.seconds << " img/s), " << e.detections.size() << " detections\n\n"
             << std::defaultfloat;
-  if (e.unreadable) {
-    std::cout << "warning: " << e.unreadable << " images are unreadable and excluded:\n";
-    std::vector<std::string> lines = data.problems->lines();
-    std::erase_if(lines, [](const std::string& line) { return !line.starts_with("image"); });
+  std::vector<std::string> lines = data.problems->lines();
+  std::erase_if(lines, [](const std::string& line) { return !line.starts_with("image"); });
+  if (!lines.empty()) {
+    std::cout << "warning: " << lines.size() << " images cannot be read and are excluded:\n";
     for (size_t i = 0; i < std::min<size_t>(lines.size(), 20); ++i)
       std::cout << "  " << printable(lines[i]) << "\n";
     std::cout << (lines.size() > 20 ? "  ...\n\n" : "\n");

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <fstream>
 #include <iostream>
+#include <iterator>
 
 #include "base/flags.hpp"
 #include "base/new_file.hpp"
@@ -132,7 +133,8 @@ static std::vector<Tensor> run_onnx(const std::string& python, const std::string
   read_all(folder + "/log", log);
   std::vector<Tensor> outputs;
   for (size_t i = 0; i < images.size() && status == 0; ++i) {
-    const std::string bytes = read_bytes(path(i, "out"));
+    std::ifstream output(path(i, "out"), std::ios::binary);  // empty without detections
+    const std::string bytes{std::istreambuf_iterator<char>(output), {}};
     outputs.push_back(torch::empty({int64_t(bytes.size()) / 4 / columns, columns}));
     std::memcpy(outputs[i].data_ptr(), bytes.data(), outputs[i].nbytes());
   }

@@ -3,7 +3,6 @@
 // of the run and the batch size.
 #include "config.hpp"
 #include "programs.hpp"
-#include "run/saving.hpp"
 #include "run/setup.hpp"
 
 using namespace yolox;
@@ -156,27 +155,6 @@ PROGRAM_TEST("train: finetune scales large filters of the weights down, by power
     filters += factor.numel();
   }
   CHECK(double(scaled) > 0.9 * double(filters));
-}
-
-TEST_CASE(
-    "resuming: a run of a version without recipes goes on with its learning rate, which was per image") {
-  TempDir dir;
-  auto settings = empty_dict(), state = empty_dict(), file = empty_dict(), weights = empty_dict();
-  weights.insert("w", torch::zeros({1}));
-  for (const auto& [name, value] : {std::pair("lr", "0.0001"), {"bs", "32"}, {"optimizer", "adamw"}})
-    settings.insert(name, std::string(value));
-  state.insert("settings", settings);
-  state.insert("model", weights);
-  state.insert("iteration", int64_t{5});
-  state.insert("images", int64_t{8});
-  file.insert("train", state);
-  write_pth(dir / "last.pth", file);
-  Config c;
-  resume_settings(c, dir.path.string());
-  fill_in(c);
-  CHECK(c.recipe == "official");
-  CHECK(c.optimizer == "adamw");
-  CHECK(c.lr == doctest::Approx(0.0032));
 }
 
 PROGRAM_TEST("train: the validation loss is that of the training code, with batch norms in evaluation mode") {

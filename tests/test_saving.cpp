@@ -16,6 +16,13 @@ namespace {
 
 using Names = std::vector<std::string>;
 
+// Returns the settings "bs=4 lr=0.5".
+Settings settings_of(const std::string& text) {
+  Settings all;
+  for (const auto& word : split_list(text, ' '))
+    all.emplace_back(word.substr(0, word.find('=')), word.substr(word.find('=') + 1));
+  return all;
+}
 GenericDict texts(const Settings& settings) {
   auto dict = empty_dict();
   for (const auto& [name, value] : settings) dict.insert(name, value);
@@ -245,7 +252,7 @@ TEST_CASE("resuming: the folder is locked first; a checkpoint that was saved mea
   TempDir other;
   save_last(other.path.string(), file_of_step(3), false);
   saved = newest_checkpoint(other.path.string());
-  save_last(other.path.string(), file_of_step(4, {{{"bs", "4"}}, {}}), true);
+  save_last(other.path.string(), file_of_step(4, {settings_of("bs=4"), {}}), true);
   CHECK(has(error_of([&] { lock_resumed_run(saved, ranks); }), "with other settings"));
   SavedRun none;
   lock_resumed_run(none, ranks);
@@ -282,15 +289,8 @@ TEST_CASE("run: a folder or a pipe with the name of a checkpoint is refused at t
 TEST_CASE("resuming: flags on the command line replace those of the run; what auto has chosen stays") {
   TempDir dir;
   const RunSettings settings{
-      {{"bs", "auto"},
-       {"accum", "3"},
-       {"lr", "recipe"},
-       {"optimizer", "recipe"},
-       {"multiscale", "true"},
-       {"procs", "2"},
-       {"gpus", "0"},
-       {"conf", "0.01"}},
-      {{"bs", "2"}, {"accum", "2"}, {"lr", "0.125"}, {"optimizer", "adamw"}, {"multiscale", "false"}}};
+      settings_of("bs=auto accum=3 lr=recipe optimizer=recipe multiscale=true procs=2 gpus=0 conf=0.01"),
+      settings_of("bs=2 accum=2 lr=0.125 optimizer=adamw multiscale=false")};
   write_pth(dir / "last.pth", file_of_step(3, settings));
   const auto resumed = [&](const std::string& words, bool same_command) {
     Config c;
@@ -319,15 +319,9 @@ TEST_CASE("resuming: a run keeps its settings, also those that auto and the reci
   begun.start = begun.values(kOfCall);
   fill_in(begun);
   begun.bs = 4;
-  const auto chosen = begun.settings().chosen;
-  CHECK(chosen == Settings{{"bs", "4"},
-                           {"recipe", "finetune"},
-                           {"optimizer", "adamw"},
-                           {"schedule", "flat-cosine"},
-                           {"weight-decay", "0.05"},
-                           {"multiscale", "false"},
-                           {"mosaic-prob", "1"},
-                           {"mixup-prob", "1"}});
+  CHECK(begun.settings().chosen ==
+        settings_of("bs=4 recipe=finetune optimizer=adamw schedule=flat-cosine weight-decay=0.05 "
+                    "multiscale=false mosaic-prob=1 mixup-prob=1"));
   write_pth(dir / "last.pth", file_of_step(3, begun.settings()));
   CHECK(resume_settings(resumed, dir.path.string()).notes.empty());
   fill_in(resumed, /*resumed=*/true);
@@ -337,32 +331,25 @@ TEST_CASE("resuming: a run keeps its settings, also those that auto and the reci
 
 TEST_CASE("resuming: a run of an older version goes on with its settings; flags that are gone are reported") {
   TempDir dir;
-  auto file = file_of_step(3);
-  auto state = file.at("train").toGenericDict();
-  state.insert("settings", texts({{"bs", "4"},
-                                  {"seed", "5"},
-                                  {"lr", "0.5"},
-                                  {"recipe", "official"},
-                                  {"model", "yolox-nano"},
-                                  {"mosaic-scale-lo", "0.1"},
-                                  {"mosaic-scale-hi", "1.5"},
-                                  {"keep", "1"},
-                                  {"shear", "2"},
-                                  {"min-lr-ratio", "0.1"}}));
-  state.insert("lr_factor", 0.25);  // --keep-going went back twice
-  write_pth(dir / "last.pth", file);
+  const auto resumed = [&](const std::string& settings, double lr_factor, Config& config) {
+    const auto file = file_of_step(3);
+    file.at("train").toGenericDict().insert("settings", texts(settings_of(settings)));
+    file.at("train").toGenericDict().insert("lr_factor", lr_factor);  // of --keep-going
+    write_pth(dir / "last.pth", file);
+    return resume_settings(config, dir.path.string(), /*same_command=*/true).notes;
+  };
   Config config;
   parse(config, {"--bs", "auto", "--seed", "6"});
-  const SavedRun resumed = resume_settings(config, dir.path.string(), /*same_command=*/true);
-  CHECK(config.bs == 4);
-  CHECK(config.lr == 0.125);
-  CHECK(config.seed == 6);
-  CHECK(
-      resumed.notes ==
-      Names{"--seed 6 instead of the run's 5",
-            "warning: the run has 1.5 for it, but --mosaic-scale-hi is gone: edit the recipes in models.hpp",
-            "warning: the run has 0.1 for it, but --min-lr-ratio is gone: edit Schedule::min_ratio in "
-            "optim.hpp"});
+  CHECK(resumed("bs=4 seed=5 lr=0.5 recipe=official mosaic-scale-lo=0.1 keep=1 min-lr-ratio=0.1", 0.25,
+                config) == Names{"--seed 6 instead of the run's 5",
+                                 "warning: the run has 0.1 for it, but --min-lr-ratio is gone: edit "
+                                 "Schedule::min_ratio in optim.hpp"});
+  CHECK((config.bs == 4 && config.lr == 0.125 && config.seed == 6));
+  // Without recipes, the learning rate was that of one image.
+  Config without;
+  CHECK(resumed("bs=32 lr=0.0001 optimizer=adamw", 1, without).empty());
+  CHECK((without.recipe == "official" && without.optimizer == "adamw"));
+  CHECK(without.lr == doctest::Approx(0.0032));
 }
 
 TEST_CASE("saving: a failed save is reported and the run continues; a failed last save is an error") {
