@@ -47,7 +47,6 @@ struct TrainSteps {
         graphs(with_graphs, *t.model, device, ranks, log),
         micro_batches(t, 1, images, ranks, "", graphs, log),
         unread(device, /*alone=*/true) {}
-
   // Launches the kernels of a step.
   Losses step(const Batch& batch, ImageSize size, bool use_l1, double lr) {
     const StepInput next{batch, size, use_l1, lr, ema_decay({}, t.ema_updates + 1)};
