@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trains YOLOX, on one rank or several. From top to bottom: forward, loss and backward of a batch, the end of
-// an epoch, and train(): settings, ranks, data, model, run folder, plan, and the loop with the step.
+// an epoch, the input of a step, and train(): settings, ranks, data, model, run folder, plan, and the loop.
 //   ./train                                                          # yolox-s on built-in scenes
 //   ./train --data DIR --model yolox-s --weights yolox-s --bs 16 --epochs 30
 //   ./train --data DIR --weights yolox-s --bs 64 --epochs 30 --gpus 4
@@ -116,6 +116,12 @@ static void end_of_epoch(Training& t, const Plan& plan, const Splits& data, Rank
   progress.end_epoch(t, plan, data, ranks);
 }
 
+// Returns the input of a step (from 0). ema_updates: of the steps before.
+static StepInput step_input(const Plan& plan, int64_t step, int64_t ema_updates, const Batch& batch) {
+  return {batch, plan.sizes.size_at(step), step >= plan.first_no_aug_iteration,
+          learning_rate(plan.schedule, step), ema_decay(plan.ema, ema_updates + 1)};
+}
+
 // Trains and returns the exit code. With --gpus or --procs, starts the ranks instead. One long function, so
 // that the whole training can be read from top to bottom.
 [[maybe_unused]] static int train(int argc, char** argv) {
@@ -192,7 +198,7 @@ static void end_of_epoch(Training& t, const Plan& plan, const Splits& data, Rank
     while (!agreed.signal && !is_complete(t, plan)) {
       const StepInput next = step_input(plan, t.iteration, t.ema_updates, batches.next());
       progress.start_step(plan, t.iteration, next.batch, batches.reset_waiting_time());
-      // With --graph, the step is recorded once, and then replayed.
+      // With --graph, the step is recorded once, and then replayed. tests/train_step.hpp has a copy of it.
       const Losses losses = graphs.run(next, [&](const StepInput& in) {
         Losses losses = fit_forward_backward(t, in, micro_batches, dtr, ranks, reducer);
         const std::vector<Tensor> grads = gradients(t.optimizer.groups);

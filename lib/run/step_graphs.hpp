@@ -17,7 +17,6 @@
 #include <string>
 #include <vector>
 
-#include "config.hpp"
 #include "data/multiscale.hpp"
 #include "ddp.hpp"
 #include "loss.hpp"
@@ -33,12 +32,6 @@ struct StepInput {
   bool use_l1;     // with L1 loss
   StepScalar lr, ema_decay;
 };
-
-// Returns the input of a step (from 0). ema_updates: of the steps before.
-inline StepInput step_input(const Plan& plan, int64_t step, int64_t ema_updates, const Batch& batch) {
-  return {batch, plan.sizes.size_at(step), step >= plan.first_no_aug_iteration,
-          learning_rate(plan.schedule, step), ema_decay(plan.ema, ema_updates + 1)};
-}
 
 // Runs training steps, and replays them as CUDA graphs. There is a graph for each kind of step: input size,
 // with or without L1 loss, and the largest number of objects of an image, rounded up to a multiple of 32. The
