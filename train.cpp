@@ -99,10 +99,11 @@ static void end_of_epoch(Training& t, const Plan& plan, const Splits& data, Rank
     const Evaluation e = evaluator.evaluate(t, log);
     if (!e.complete) return;
     const double score = ranks.sum({ranks.first() ? score_of(e).value : 0})[0];
-    const bool gain = score > t.best.score, none = score < 0;  // none: there is no object to find
+    const bool gain = score > t.best.score, none = score < 0;  // none: no image has an object to find
     t.score = score;
     progress.log_evaluation(t.iteration, e, plan, gain);
-    const bool saved = (gain || none) && ranks.broadcast_flag(saver.save(t, "best.pth", log));
+    const bool saved =
+        (gain || (none && t.best.score < 0)) && ranks.broadcast_flag(saver.save(t, "best.pth", log));
     if (saved) evaluator.save(t, e, log);
     // An evaluation within an epoch, at the end of --max-iters, leaves no trace in last.pth, so that a
     // resumed run equals a run without interruption.
@@ -168,7 +169,7 @@ static StepInput step_input(const Plan& plan, int64_t step, int64_t ema_updates,
       t, forward_backward, base, multi_scale(config, base, rank_info.world).largest(), device, dtr};
   Plan plan = fitting_plan(config, trial, images, run, ranks, log, saved.notes);
   Saver saver = new_saver(run, config, info, plan, images, ranks);
-  if (saved && !resume_run(saved, t, plan, config.resume, saver, ranks, log)) {  // the run is complete
+  if (saved && !resume_run(saved, t, plan, config.resume, saver, log)) {  // the run is complete
     ranks.shutdown();
     return 0;
   }

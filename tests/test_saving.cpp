@@ -154,7 +154,7 @@ TEST_CASE("saving: the last.pth before stays as last.bak.pth, which makes room o
     }
     // last.pth is damaged. The backup stays.
     std::filesystem::rename(run + "/last.pth", run + "/last.bak.pth");
-    if (error_of([&] { save_last(run, large, /*back_up=*/false, /*must=*/true); }) == "") return 6;
+    if (error_of([&] { save_last(run, large, /*back_up=*/false); }) == "") return 6;
     return checkpoints_in(run) == "last.bak.pth 5" ? 0 : 7;
   });
 }
@@ -381,7 +381,7 @@ TEST_CASE("saving: the resumed checkpoint is kept as the previous one; a damaged
     return checkpoints_in(saver.run);
   };
   CHECK(resume_and_save(4) == "last.pth 4");
-  CHECK(resume_and_save(5) == "last.pth 5, last.bak.pth 4");
+  for (int i = 0; i < 2; ++i) CHECK(resume_and_save(5) == "last.pth 5, last.bak.pth 4");
   write_text(dir / "last.pth", "torn");
   CHECK(resume_and_save(6) == "last.pth 6, last.bak.pth 4");
 }

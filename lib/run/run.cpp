@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run/run.hpp"
 
-#include <cstring>
 #include <fstream>
-#include <iomanip>
 
 #include "base/device.hpp"
 #include "base/new_file.hpp"
@@ -72,7 +70,7 @@ Saver new_saver(const std::string& run, const Config& config, const WeightsInfo&
 }
 
 bool resume_run(SavedRun& saved, Training& t, const Plan& plan, const std::string& resume, Saver& saver,
-                Ranks& ranks, Log& log) {
+                Log& log) {
   saved.notes.push_back(saver.load(t, saved));
   if (saved.images != saver.images)
     saved.notes.push_back(concat("warning: the data set has ", saver.images, " images, but ", saved.images,

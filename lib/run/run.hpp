@@ -33,7 +33,7 @@ Saver new_saver(const std::string& run, const Config& config, const WeightsInfo&
 // Loads the checkpoint of a resumed run and frees its memory. Throws UsageError if the run is complete or was
 // stopped by --patience; with --resume auto it logs this and returns false. resume: --resume.
 bool resume_run(SavedRun& saved, Training& t, const Plan& plan, const std::string& resume, Saver& saver,
-                Ranks& ranks, Log& log);
+                Log& log);
 
 // Logs settings, data, model, plan and notes. Writes config.json, labels.jpg and, for a new run, the first
 // last.pth. Installs the signal handlers and starts the timeout. Call it before the first step.

@@ -60,7 +60,7 @@ std::string newest_run() {
 }
 
 void lock_run_folder(const std::string& run) {
-  for (const char* name : {"last.pth", "best.pth"}) {
+  for (const char* name : {"last.pth", "last.bak.pth", "best.pth"}) {
     const std::string path = run + "/" + name;
     check(!is_irregular_file(path), path,
           " is not a regular file, so no checkpoint can be saved there; remove it, or give another --out");
@@ -95,6 +95,7 @@ std::string create_run_folder(const std::string& wanted, const std::string& name
         error ? ": " + error.message() : "", "; give another --out");
   lock_run_folder(folder);
   remove_unstarted_checkpoint(folder);
+  fs::remove(folder + "/parts", error);  // of a run that never started
   check(list_checkpoints(folder).empty() && advice_on_older_checkpoint(folder).empty(), folder,
         " already holds a run; resume it with --resume ", shell_word(folder), ", or give another --out");
   return folder;
@@ -127,7 +128,7 @@ SavedRun newest_checkpoint(const std::string& run) {
   fail(problems[0], problems.size() > 1 ? "; " + problems[1] : "", advice_on_older_checkpoint(run));
 }
 
-void save_last(const std::string& run, const GenericDict& file, bool back_up, bool must) {
+void save_last(const std::string& run, const GenericDict& file, bool back_up, bool frees_backup) {
   const std::string last = run + "/last.pth", backup = run + "/last.bak.pth",
                     part = concat(backup, ".tmp.", getpid());
   std::error_code error;
@@ -140,7 +141,7 @@ void save_last(const std::string& run, const GenericDict& file, bool back_up, bo
   try {
     write_pth(last, file);
   } catch (const NewFile::Error&) {
-    if (!must || !back_up || !fs::remove(backup, error)) throw;
+    if (!frees_backup || !fs::remove(backup, error)) throw;
     write_pth(last, file);
   }
 }
@@ -192,7 +193,7 @@ bool Saver::save(Training& t, const std::string& name, Log& log, bool must) {
     const auto file = checkpoint(t, info, settings, per_epoch, images);
     try {
       if (is_last)
-        save_last(run, file, /*back_up=*/last_step >= 0, must);
+        save_last(run, file, /*back_up=*/last_step >= 0 && last_step != t.iteration, must && last_step >= 0);
       else
         write_pth(run + "/" + name, file);
     } catch (const std::exception& e) {

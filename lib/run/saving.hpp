@@ -50,9 +50,9 @@ struct SavedRun {
 // why. Throws if neither can be used.
 SavedRun newest_checkpoint(const std::string& run);
 
-// Writes last.pth. back_up: the present last.pth stays as last.bak.pth. must: on a full disk, last.bak.pth
-// makes room. Throws if the file cannot be written; last.pth is unchanged then.
-void save_last(const std::string& run, const GenericDict& file, bool back_up, bool must = false);
+// Writes last.pth. back_up: the present last.pth stays as last.bak.pth. frees_backup: on a full disk,
+// last.bak.pth makes room. Throws if the file cannot be written; last.pth is unchanged then.
+void save_last(const std::string& run, const GenericDict& file, bool back_up, bool frees_backup = false);
 
 // Sets all flags that are not on the command line to the values of the run. Returns its newest undamaged
 // checkpoint. same_command: the command line is the one that began the run (--resume auto), so that what auto
