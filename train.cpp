@@ -123,8 +123,7 @@ static StepInput step_input(const Plan& plan, int64_t step, int64_t ema_updates,
           learning_rate(plan.schedule, step), ema_decay(plan.ema, ema_updates + 1)};
 }
 
-// Trains and returns the exit code. With --gpus or --procs, starts the ranks instead. One long function, so
-// that the whole training can be read from top to bottom.
+// Trains and returns the exit code. With --gpus or --procs, starts the ranks instead.
 [[maybe_unused]] static int train(int argc, char** argv) {
   report_signals();
 

@@ -402,7 +402,7 @@ void break_gpu() {
 
 // The next case runs this one in a process of its own.
 TEST_CASE("gpu: child: a kernel fails" * doctest::test_suite("ranks") * doctest::skip()) {
-  ignore_hangup();
+  report_signals();
   crash_context(".", "settings");
   const int code = run_rank(
       [&] {

@@ -38,14 +38,9 @@ inline volatile std::sig_atomic_t stop_signal = 0, stop_requests = 0;
 // launcher.
 void catch_signals(bool launcher = false);
 
-// Installs signal handlers for the time before catch_signals(). SIGTERM, SIGUSR1 and SIGINT print "stopped by
-// ... before the first step" and end the process as by default, because nothing needs to be saved yet.
+// Ignores SIGHUP and SIGPIPE. Before catch_signals(), lets SIGTERM, SIGUSR1 and SIGINT print "stopped by ...
+// before the first step" and end the process as by default, because nothing needs to be saved yet.
 void report_signals();
-
-// Ignores SIGHUP and SIGPIPE.
-inline void ignore_hangup() {
-  for (const int signal : {SIGHUP, SIGPIPE}) std::signal(signal, SIG_IGN);
-}
 
 // Returns a Python that can import the modules, such as "numpy, onnxruntime", as a word for the shell:
 // $PYTHON, or if it is not set .venv/bin/python beside the sources, else python3. Returns "" if none can.

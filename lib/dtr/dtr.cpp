@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include <cmath>
+#include <deque>
 #include <limits>
 
 #include "base/error.hpp"
@@ -223,12 +224,30 @@ bool Dtr::evict_one() {
 void Dtr::make_resident(Cell& cell) {
   if (cell.resident()) return;
   const dtr_detail::NotRecorded unseen;
-  const auto record = cell.record;
-  check(record != nullptr, "DTR: an argument of an operation is evicted and has no record");
-  Locks locks;
-  for (const Argument& a : record->arguments)
-    if (a.cell) use(*a.cell, locks);
-  rematerialise(*record);
+  // Not recursive, because a chain of evicted results may be longer than the stack of a thread.
+  struct Waiting {
+    std::shared_ptr<Record> record;
+    size_t next = 0;  // the arguments before it are resident and locked
+    Locks locks = {};
+  };
+  std::deque<Waiting> waiting;
+  waiting.emplace_back().record = cell.record;
+  while (!waiting.empty()) {
+    Waiting& top = waiting.back();
+    check(top.record != nullptr, "DTR: an argument of an operation is evicted and has no record");
+    const auto& arguments = top.record->arguments;
+    for (; top.next < arguments.size(); ++top.next) {
+      Cell* argument = arguments[top.next].cell.get();
+      if (argument && !argument->resident()) break;
+      if (argument) use(*argument, top.locks);
+    }
+    if (top.next < arguments.size()) {
+      waiting.emplace_back().record = arguments[top.next].cell->record;
+      continue;
+    }
+    rematerialise(*top.record);
+    waiting.pop_back();
+  }
   check(cell.resident(), "DTR: a repeated operation did not return the evicted result");
 }
 

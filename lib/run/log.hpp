@@ -66,8 +66,7 @@ class Metrics {
 // numbers: tensorflow/core/util/event.proto and tensorflow/core/framework/summary.proto.
 namespace tensorboard {
 
-// Returns the CRC-32C (RFC 3720, appendix B.4). Computed bit by bit, because an event has only some hundred
-// bytes.
+// Returns the CRC-32C (RFC 3720, appendix B.4), bit by bit, because an event has only some hundred bytes.
 uint32_t crc32c(std::string_view bytes);
 
 // Returns a record: length, checksum of the length, data, checksum of the data.
@@ -90,9 +89,7 @@ std::string summary(const std::vector<std::pair<std::string, double>>& values);
 struct Events {
   // Starts a session. TensorBoard then discards the events of earlier sessions at `first_step` or later,
   // which is the first step that this session writes. A session at step 0 writes the session event too,
-  // because TensorBoard discards nothing for the first such event of a run (plugin_event_accumulator.py). The
-  // fast reader of TensorBoard, in Rust, uses only the steps: for each name it discards the values that are
-  // not before the step that it reads.
+  // because TensorBoard discards nothing for the first such event of a run (plugin_event_accumulator.py).
   Events(const std::string& folder, int64_t first_step);
 
   // Writes scalars. Names are UTF-8, and the part before a slash is the group, as in "train/loss". NaN values

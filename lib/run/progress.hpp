@@ -4,12 +4,10 @@
 #pragma once
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/flags.hpp"

@@ -110,7 +110,7 @@ void start_run(const std::string& run, const Config& config, const SavedRun& sav
 }
 
 Agreement agree(Ranks& ranks, const Saver& saver, const UnreadSteps& unread) {
-  const auto most = ranks.max({double(stop_signal), double(saver.due()), unread.step_seconds()});
+  const auto most = ranks.max({double(stop_signal), double(saver.due()), unread.step_seconds});
   return {int(most[0]), most[1] > 0, most[2]};
 }
 

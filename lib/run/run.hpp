@@ -8,13 +8,10 @@
 #include <string>
 
 #include "config.hpp"
-#include "data/dataset.hpp"
 #include "ddp.hpp"
 #include "evaluate.hpp"
-#include "run/log.hpp"
 #include "run/progress.hpp"
 #include "run/saving.hpp"
-#include "run/state.hpp"
 #include "run/step_memory.hpp"
 
 namespace yolox {
@@ -53,7 +50,6 @@ Agreement agree(Ranks& ranks, const Saver& saver, const UnreadSteps& unread);
 // Evaluates the EMA model, or the model without EMA, while training. All ranks must call it together.
 class Evaluator {
  public:
-  // run: the run folder, for pictures. data: for evaluation. settings: see evaluation_settings().
   Evaluator(const std::string& run, const Dataset& data, EvalSettings settings, Ranks& ranks);
 
   // Returns an evaluation. It is incomplete if a signal arrived. Repeats it with a smaller batch if memory

@@ -14,10 +14,8 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <string>
 #include <vector>
 
-#include "data/multiscale.hpp"
 #include "ddp.hpp"
 #include "loss.hpp"
 #include "optim.hpp"

@@ -3,7 +3,6 @@
 // trial step of --dtr.
 #pragma once
 #include <torch/torch.h>
-#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>

@@ -160,16 +160,16 @@ class UnreadSteps {
       for (auto& v : row.numbers.values) v.value = *next++;
     }
     values.clear();
-    seconds = (now() - std::exchange(last_read, now())) / double(rows.size());
+    step_seconds = (now() - std::exchange(last_read, now())) / double(rows.size());
     return std::exchange(rows, {});
   }
-  // Returns the seconds per step before the latest read().
-  double step_seconds() const { return seconds; }
+
+  double step_seconds = 1;  // seconds per step before the latest read()
 
  private:
   const torch::Device device;
   const bool alone;  // one rank
-  double seconds = 1, last_read = now();
+  double last_read = now();
   std::vector<StepRow> rows;
   std::vector<Tensor> values;    // [1 + values of the row], of each row
   std::deque<c10::Event> ended;  // the ends of the latest two steps, on a GPU
