@@ -24,9 +24,8 @@
 #include <optional>
 #include <vector>
 
-#include "base/error.hpp"
 #include "base/random.hpp"
-#include "images/boxes.hpp"
+#include "base/text.hpp"
 #include "images/image.hpp"
 #include "images/pixels.hpp"
 

@@ -15,8 +15,8 @@
 #include "base/flags.hpp"
 #include "base/program.hpp"
 #include "data.hpp"
+#include "data/batch.hpp"
 #include "data/dataset.hpp"
-#include "data/multiscale.hpp"
 #include "ddp/launch.hpp"
 #include "models.hpp"
 #include "optim.hpp"
@@ -65,11 +65,6 @@ struct Config : Flags {
       flag(class_weights, "Data", "class-weights", 0.0, "X",
            "weight of each class in the class loss: (1 / number of boxes)^X, at most 10 times "
            "that of the most frequent class; 0 = off",
-           between(0, 1));
-  double repeat_rare =
-      flag(repeat_rare, "Data", "repeat-rare", 0.0, "X",
-           "show images with a class that is in less than the fraction X of images more often, "
-           "by sqrt(X / fraction), and others less often; 0 = off",
            between(0, 1));
 
   std::string model = flag(model, "Model", "model", "yolox-s", "NAME", model_names());
@@ -122,6 +117,9 @@ struct Config : Flags {
                     "replay steps as CUDA graphs; faster with small batches on a fast GPU");
   bool deterministic = flag(deterministic, "Training", "deterministic", false, "",
                             "bit-for-bit reproducible; slower on a GPU");
+  int threads = flag_auto(threads, "Training", "threads", 0, "N|auto",
+                          "threads that compute a step on the CPU, per rank; auto = the fastest number",
+                          between(0, 1024));
   std::string device = flag(device, "Training", "device", "auto", "auto|cpu|cuda[:N]", "device to train on",
                             marked(kOfMachine));
 
@@ -393,9 +391,8 @@ struct Plan {
 
 // Returns the settings of the training batches.
 inline BatchSettings batch_settings(const Config& c, const Plan& p) {
-  return {c.augment,        c.aug == "default",      c.debug, c.seed,
-          c.loader_threads, c.repeat_rare,           p.batch, p.ranks,
-          p.iters,          p.first_no_aug_iteration};
+  return {c.augment, c.aug == "default",      c.debug, c.seed, c.loader_threads, p.batch, p.ranks,
+          p.iters,   p.first_no_aug_iteration};
 }
 
 // Returns the plan of a run, and fills in the settings that depend on its length. images: number of training

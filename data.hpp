@@ -9,32 +9,27 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "augment.hpp"
-#include "base/error.hpp"
 #include "base/program.hpp"
+#include "base/text.hpp"
 #include "data/batch.hpp"
 #include "data/dataset.hpp"
 #include "data/loader.hpp"
 
 namespace yolox {
 
-// Returns the n images of one epoch (from 0), which depend only on (seed, epoch), not on the number of
-// threads or ranks. repeats: factor of each image, see repeat_factors(); image i is in the epoch in
-// proportion to its factor, and images with a factor of 1 may be left out. Empty: a permutation.
-inline std::vector<int64_t> epoch_order(int64_t n, uint64_t seed, uint64_t epoch,
-                                        const std::vector<double>& repeats = {}) {
-  Rng rng(seed, epoch, ~uint64_t{!repeats.empty()});
-  std::vector<int64_t> order;
-  for (int64_t i = 0; i < n; ++i) {
-    const double factor = repeats.empty() ? 1 : repeats[i], whole = std::floor(factor);
-    order.insert(order.end(), int64_t(whole) + (!repeats.empty() && rng.bernoulli(factor - whole)), i);
-  }
+// Returns the order of the n images in one epoch (from 0), a permutation that depends only on (seed, epoch),
+// not on the number of threads or ranks.
+inline std::vector<int64_t> epoch_order(int64_t n, uint64_t seed, uint64_t epoch) {
+  Rng rng(seed, epoch, ~uint64_t{0});
+  std::vector<int64_t> order(n);
+  std::iota(order.begin(), order.end(), int64_t(0));
   shuffle(order, rng);
-  order.resize(n);
   return order;
 }
 
@@ -55,15 +50,14 @@ inline void check_boxes(const Item& item, const Image& image, const Dataset& dat
 // threads may call index_at().
 class TrainingOrder {
  public:
-  TrainingOrder(int64_t n, uint64_t seed, std::vector<double> repeats)
-      : n(n), seed(seed), repeats(std::move(repeats)) {}
+  TrainingOrder(int64_t n, uint64_t seed) : n(n), seed(seed) {}
 
   // Returns the index of the image at a position of the stream, from 0.
   int64_t index_at(int64_t position) {
     std::lock_guard lock(mutex);
     const int64_t epoch = position / n;
     std::vector<int64_t>& order = epochs[epoch];
-    if (order.empty()) order = epoch_order(n, seed, epoch, repeats);
+    if (order.empty()) order = epoch_order(n, seed, epoch);
     const int64_t index = order[position % n];
     while (epochs.size() > 2) epochs.erase(epochs.begin());
     return index;
@@ -72,7 +66,6 @@ class TrainingOrder {
  private:
   const int64_t n;
   const uint64_t seed;
-  const std::vector<double> repeats;
   std::mutex mutex;
   std::map<int64_t, std::vector<int64_t>> epochs;  // the latest two, because a batch may span both
 };
@@ -83,19 +76,16 @@ struct TrainingItems {
   const Dataset& data;
   uint64_t seed;
   AugmentConfig augment;
-  bool augmented;            // false: letterbox only
-  int64_t mosaic_positions;  // mosaic and MixUp are on at this many first positions of the stream
-  std::vector<double> repeats =
-      {};                     // of each image, see repeat_factors(); empty: all images are equally frequent
+  bool augmented;             // false: letterbox only
+  int64_t mosaic_positions;   // mosaic and MixUp are on at this many first positions of the stream
   bool checks_boxes = false;  // see check_boxes()
-  std::shared_ptr<TrainingOrder> order =
-      std::make_shared<TrainingOrder>(int64_t(data.records.size()), seed, repeats);
+  std::shared_ptr<TrainingOrder> order = std::make_shared<TrainingOrder>(int64_t(data.records.size()), seed);
 
   Item operator()(int64_t position, Image& image) const {
     const int64_t n = data.records.size(), index = order->index_at(position);
     SampleDraw draw{size_t(index), {}, {}, {}};
     if (augmented) {
-      Rng rng(seed, position / n, repeats.empty() ? index : n + position % n);  // repeats differ
+      Rng rng(seed, position / n, index);
       draw = draw_sample(rng, augment, n, index, image.size(), position < mosaic_positions);
     }
     Sample sample{image, {}};
@@ -150,7 +140,6 @@ struct BatchSettings {
   bool augmented, check_boxes;  // augment the images; check the boxes before they are copied to the device
   int64_t seed;
   int workers;
-  double repeat_rare;           // see repeat_factors()
   int64_t batch, ranks;         // total batch size; its shares differ by at most one image between ranks
   int64_t iters, mosaic_iters;  // of the run; the first mosaic_iters iterations have mosaic and MixUp
 };
@@ -185,9 +174,7 @@ class Batches {
 
  private:
   static TrainingItems items_of(const Dataset& data, const BatchSettings& s) {
-    return {data,         uint64_t(s.seed),         s.augment,
-            s.augmented,  s.mosaic_iters * s.batch, repeat_factors(data, s.repeat_rare),
-            s.check_boxes};
+    return {data, uint64_t(s.seed), s.augment, s.augmented, s.mosaic_iters * s.batch, s.check_boxes};
   }
   // Returns the position in a batch at which the share of a rank begins.
   static int64_t share_begin(const BatchSettings& s, int rank) { return s.batch * rank / s.ranks; }

@@ -38,13 +38,13 @@
 #include <vector>
 
 #include "base/device.hpp"
-#include "base/error.hpp"
 #include "base/program.hpp"
+#include "base/text.hpp"
 #include "base/timeout.hpp"
 #include "base/torch_versions.hpp"
 #include "ddp/launch.hpp"
 #include "ddp/shared_memory.hpp"
-#include "layers/collectives.hpp"
+#include "layers/bn_silu.hpp"
 
 namespace yolox {
 

@@ -8,10 +8,11 @@
 
 #include "base/device.hpp"
 #include "base/flags.hpp"
-#include "base/limit_spinning.hpp"
+#include "base/memory.hpp"
 #include "base/new_file.hpp"
 #include "base/printable.hpp"
 #include "base/threads.hpp"
+#include "checkpoint/load.hpp"
 #include "data/frames.hpp"
 #include "data/pictures.hpp"
 #include "data/source.hpp"

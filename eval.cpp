@@ -9,10 +9,11 @@
 
 #include "base/device.hpp"
 #include "base/flags.hpp"
-#include "base/limit_spinning.hpp"
+#include "base/memory.hpp"
 #include "base/new_file.hpp"
 #include "base/printable.hpp"
 #include "base/threads.hpp"
+#include "checkpoint/load.hpp"
 #include "evaluate.hpp"
 #include "formats.hpp"
 #include "run/report.hpp"
@@ -150,6 +151,8 @@ static void evaluate_model(const Config& config) {
   settings.device = parse_device(config.device);
   auto loaded = load_model(config.weights, config.model, config.preproc, settings.device, config.ema);
   if (!loaded.report.empty()) std::cout << printable(loaded.report, /*keep_newlines=*/true) << "\n";
+  settings.size = input_size(loaded.info, config.size);
+  choose_threads(loaded.model, settings.size, settings.device);
   if (config.fuse) fuse_batch_norms(*loaded.model);
   const DataOptions options{config.data,   config.split,          config.val_fraction,
                             config.images, uint64_t(config.seed), "runs/.checks"};
@@ -159,7 +162,6 @@ static void evaluate_model(const Config& config) {
   const bool named = !loaded.info.classes.empty() || data.classes.size() != classes.size() ||
                      std::is_permutation(data.classes.begin(), data.classes.end(), classes.begin());
   if (named && !classes.empty()) use_classes(data, classes);
-  settings.size = input_size(loaded.info, config.size);
   settings.conf = config.conf;
   settings.nms = config.nms;
   settings.batch = config.bs;

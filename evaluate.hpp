@@ -8,20 +8,53 @@
 #include <bit>
 #include <cmath>
 #include <functional>
+#include <memory>
 #include <string>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
+#include "base/device.hpp"
 #include "base/program.hpp"
 #include "checkpoint/checkpoint.hpp"
-#include "checkpoint/load.hpp"
 #include "coco_eval.hpp"
 #include "data.hpp"
 #include "data/pictures.hpp"
-#include "images/boxes.hpp"
+#include "images/image.hpp"
 #include "yolox.hpp"
 
 namespace yolox {
+
+// RAII guard: sets a module and its submodules to evaluation mode, and restores the mode of each at the end.
+// Evaluation with batch norms in training mode would cost more than one point of AP.
+struct EvalGuard {
+  explicit EvalGuard(torch::nn::Module& module) {
+    for (const auto& m : module.modules()) modes.emplace_back(m, m->is_training());
+    module.eval();
+  }
+  ~EvalGuard() {
+    for (const auto& [module, training] : modes)
+      module->train(training);  // parents come first, because train() also sets the children
+  }
+  EvalGuard(const EvalGuard&) = delete;
+  EvalGuard& operator=(const EvalGuard&) = delete;
+
+ private:
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes;
+};
+
+// On the CPU, chooses the number of threads for this network and input size, see fastest_threads().
+inline void choose_threads(YOLOX& model, ImageSize size, torch::Device device) {
+  if (device.is_cuda()) return;
+  const EvalGuard evaluation(*model);
+  const torch::NoGradGuard no_grad;
+  const Tensor image = torch::zeros({1, 3, size.height, size.width}).to(model->parameters()[0].scalar_type());
+  fastest_threads([&] {
+    const double start = now();
+    model(image);
+    return now() - start;
+  });
+}
 
 // Total seconds of each stage over all images (eval --speed). Loading runs in other threads at the same time.
 struct EvalTimes {

@@ -12,6 +12,7 @@
 #include "base/flags.hpp"
 #include "base/new_file.hpp"
 #include "base/printable.hpp"
+#include "checkpoint/load.hpp"
 #include "checkpoint/torchscript.hpp"
 #include "data/shapes.hpp"
 #include "evaluate.hpp"

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.hpp"
 #include "base/flags.hpp"
+#include "base/text.hpp"
 #include "data/dataset.hpp"
 #include "data/source.hpp"
 #include "data/store.hpp"

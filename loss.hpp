@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "base/error.hpp"
+#include "base/text.hpp"
 #include "simota.hpp"
 
 namespace yolox {

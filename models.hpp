@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/error.hpp"
+#include "base/text.hpp"
 #include "models/yolox_p2.hpp"
 #include "models/yolox_pico.hpp"
 #include "yolox.hpp"

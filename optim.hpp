@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.hpp"
-#include "checkpoint/pth.hpp"
+#include "base/text.hpp"
+#include "checkpoint/checkpoint.hpp"
 
 namespace yolox {
 

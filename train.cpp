@@ -5,22 +5,18 @@
 //   ./train --data DIR --model yolox-s --weights yolox-s --bs 16 --epochs 30
 //   ./train --data DIR --weights yolox-s --bs 64 --epochs 30 --gpus 4
 //   ./train --resume runs/NAME
-#include "base/limit_spinning.hpp"  // OpenMP threads that wait
-#include "base/program.hpp"         // signals, exit codes
-#include "base/timeout.hpp"         // WaitsFor: --timeout
-#include "config.hpp"               // Config, Plan: settings and derived settings
-#include "data.hpp"                 // Batches: prefetched batches
-#include "ddp.hpp"                  // Ranks, GradientReducer
-#include "ddp/launch.hpp"           // launch(): --gpus, --procs
-#include "dtr/budget.hpp"           // Dtr: --dtr
-#include "loss.hpp"                 // yolox_loss()
-#include "run/crash.hpp"            // crash.txt
-#include "run/report.hpp"           // write_report()
-#include "run/run.hpp"              // run folder, log, checkpoints, evaluations
-#include "run/setup.hpp"            // data, model and weights
-#include "run/step_graphs.hpp"      // StepGraphs: --graph
-#include "run/step_memory.hpp"      // MicroBatches, fitting_plan()
-#include "run/step_metrics.hpp"     // UnreadSteps: losses on their way to the host
+#include "base/program.hpp"      // signals, exit codes
+#include "base/timeout.hpp"      // WaitsFor: --timeout
+#include "config.hpp"            // Config, Plan: settings and derived settings
+#include "data.hpp"              // Batches: prefetched batches
+#include "ddp.hpp"               // Ranks, GradientReducer
+#include "ddp/launch.hpp"        // launch(): --gpus, --procs
+#include "dtr/dtr.hpp"           // Dtr: --dtr
+#include "loss.hpp"              // yolox_loss()
+#include "run/run.hpp"           // data, model and weights, run folder, log, checkpoints, evaluations
+#include "run/step_graphs.hpp"   // StepGraphs: --graph
+#include "run/step_memory.hpp"   // MicroBatches, fitting_plan()
+#include "run/step_metrics.hpp"  // UnreadSteps: losses on their way to the host
 
 using namespace yolox;
 

@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.hpp"
+#include "base/text.hpp"
 #include "layers/bn_silu.hpp"
 #include "layers/nms.hpp"
 

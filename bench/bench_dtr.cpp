@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "base/device.hpp"
+#include "base/memory.hpp"
 #include "base/flags.hpp"
 #include "base/program.hpp"
 #include "bench/random_input.hpp"

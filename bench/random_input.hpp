@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "data/multiscale.hpp"
+#include "data/batch.hpp"
 
 namespace yolox {
 

@@ -8,7 +8,7 @@
 #include <ATen/record_function.h>
 
 #include "data/loader.hpp"
-#include "run/setup.hpp"
+#include "run/run.hpp"
 #include "run/step_graphs.hpp"
 #include "run/step_memory.hpp"
 #include "train_step.hpp"

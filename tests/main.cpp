@@ -10,7 +10,6 @@
 #include <iostream>
 #include <string>
 
-#include "base/limit_spinning.hpp"  // also for programs that cases start
 #include "base/program.hpp"
 #include "base/threads.hpp"
 

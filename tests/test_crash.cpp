@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Crash reports. Each case crashes a child process and checks its crash.txt, stderr and exit code.
 #include "base/program.hpp"
-#include "run/crash.hpp"
+#include "run/run.hpp"
 
 #include <fcntl.h>
 #include <sys/resource.h>

@@ -20,7 +20,7 @@
 #include "base/threads.hpp"
 #include "coco_eval.hpp"
 #include "data.hpp"
-#include "data/multiscale.hpp"
+#include "data/batch.hpp"
 #include "data/store.hpp"
 #include "formats.hpp"
 
@@ -758,35 +758,6 @@ TEST_CASE("data: weights of classes are inverse frequencies, capped, with a mean
     CHECK(w[2] / w[0] == doctest::Approx(power == 0 ? 1 : 10));
     CHECK(w[3] == w[2]);
   }
-}
-
-TEST_CASE("loader: with --repeat-rare an epoch shows images of rare classes more often" * runs_threads) {
-  Dataset data;
-  data.classes = {"often", "rare"};
-  for (int i = 0; i < 100; ++i) data.records.push_back({concat(i), i, 40, 30, {{1, 1, 9, 9, 0}}});
-  for (int i = 0; i < 4; ++i) data.records[10 * i].boxes.push_back({1, 1, 9, 9, 1});
-  CHECK(repeat_factors(data, 0).empty());
-  const auto factors = repeat_factors(data, 0.25);  // sqrt(0.25 / 0.04)
-  CHECK(factors[10] == doctest::Approx(2.5));
-  CHECK(factors[11] == 1);
-  int64_t rare = 0;
-  for (uint64_t pass = 0; pass < 200; ++pass) {
-    const auto order = epoch_order(100, 3, pass, factors);
-    REQUIRE(order.size() == 100);
-    for (const int64_t i : order) rare += i % 10 == 0 && i < 40;
-    if (pass == 1) CHECK(order == epoch_order(100, 3, pass, factors));
-  }
-  CHECK(double(rare) / (200 * 100) == doctest::Approx(4 * 2.5 / 106).epsilon(0.05));
-  // Items of one image in an epoch differ in their augmentation.
-  const Dataset two = shapes_dataset(1, 0, 2);
-  const TrainingItems make{two, 0, {}, true, kAlways, {9, 1}};
-  std::set<std::vector<uchar>> pictures;
-  for (int64_t position = 0; position < 8; ++position) {
-    Image image({64, 64}, 0);
-    make(position, image);
-    pictures.emplace(image.ptr(), image.ptr() + 3 * 64 * 64);
-  }
-  CHECK(pictures.size() == 8);
 }
 
 TEST_CASE("loader: each epoch has every image once, in a new permutation" * runs_threads) {

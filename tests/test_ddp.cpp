@@ -11,8 +11,8 @@
 #include "config.hpp"
 #include "ddp.hpp"
 #include "models.hpp"
-#include "run/setup.hpp"
-#include "run/state.hpp"
+#include "run/run.hpp"
+#include "run/saving.hpp"
 
 using namespace yolox;
 using namespace yolox::test;
@@ -258,7 +258,7 @@ RANK_CASE("rank: the data loader hangs") {
     sleep(60);
     return ImageRegion{Image({8, 8}, uchar(0))};
   };
-  const BatchSettings settings{{}, false, false, 0, 1, 0, 2, 1, 1, 0};
+  const BatchSettings settings{{}, false, false, 0, 1, 2, 1, 1, 0};
   made_progress("step 7");
   if (p.rank + 1 == p.world) Batches(data, settings, 0, {64, 64}, torch::kCPU, 0).next();
   ranks.barrier();

@@ -8,9 +8,10 @@
 
 #include <thread>
 
+#include "base/memory.hpp"
 #include "dtr/budget.hpp"
-#include "dtr/dtr.hpp"
-#include "run/state.hpp"
+#include "dtr/record.hpp"
+#include "run/saving.hpp"
 #include "run/step_memory.hpp"
 #include "train_step.hpp"
 

@@ -2,6 +2,7 @@
 #include "evaluate.hpp"
 
 #include "base/new_file.hpp"
+#include "checkpoint/load.hpp"
 #include "loss.hpp"
 #include "models.hpp"
 #include "tensors.hpp"

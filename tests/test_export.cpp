@@ -6,7 +6,7 @@
 
 #include "checkpoint/torchscript.hpp"
 #include "models.hpp"
-#include "run/state.hpp"
+#include "run/saving.hpp"
 
 using namespace yolox;
 using namespace yolox::test;

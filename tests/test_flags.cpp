@@ -15,7 +15,7 @@
 #include "base/flags.hpp"
 #include "base/new_file.hpp"
 #include "base/program.hpp"
-#include "images/boxes.hpp"
+#include "images/image.hpp"
 #include "run/log.hpp"
 
 using namespace yolox;

@@ -9,7 +9,7 @@
 #include "dtr/budget.hpp"
 #include "evaluate.hpp"
 #include "models.hpp"
-#include "run/crash.hpp"
+#include "run/run.hpp"
 
 using namespace yolox;
 using namespace yolox::test;

@@ -9,7 +9,7 @@
 
 #include "config.hpp"
 #include "data/shapes.hpp"
-#include "run/setup.hpp"
+#include "run/run.hpp"
 
 using namespace yolox;
 using namespace yolox::test;

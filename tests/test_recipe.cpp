@@ -3,7 +3,7 @@
 // of the run and the batch size.
 #include "config.hpp"
 #include "programs.hpp"
-#include "run/setup.hpp"
+#include "run/run.hpp"
 
 using namespace yolox;
 using namespace yolox::test;

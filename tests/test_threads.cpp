@@ -2,43 +2,54 @@
 // The number of CPU threads of a step.
 #include "programs.hpp"
 
+#include "base/device.hpp"
 #include "base/threads.hpp"
-#include "models.hpp"
-#include "run/progress.hpp"
-#include "run/setup.hpp"
 
 using namespace yolox;
 using namespace yolox::test;
 
-TEST_CASE("threads: one thread computes small networks, others have at most the usable cores") {
+TEST_CASE("threads: the fastest number of threads computes, the smaller one if equal") {
   if (usable_cores() < 2) return;
   const AtEnd restored([before = torch::get_num_threads()] { torch::set_num_threads(before); });
   const Env none("OMP_NUM_THREADS", nullptr);
-  YOLOX model = make_model("yolox-nano", 3);
-  const auto threads = [&](int before, int size, int world) {
+  int tried = 0;
+  // costs: of a call with one thread, and with more
+  const auto threads = [&](int before, double one, double several) {
     torch::set_num_threads(before);
-    set_compute_threads(parameter_count(*model), {size, size}, torch::kCPU, world);
-    return torch::get_num_threads();
+    tried = 0;
+    const int chosen = fastest_threads([&] {
+      ++tried;
+      return torch::get_num_threads() == 1 ? one : several;
+    });
+    CHECK(torch::get_num_threads() == chosen);
+    return chosen;
   };
-  CHECK(threads(2, 128, 1) == 1);
-  CHECK(threads(2, 416, 1) == 2);
-  CHECK(threads(2, 128, 2) == 2);  // the launcher has divided the cores
-  CHECK(threads(usable_cores() + 3, 416, 1) == usable_cores());
-  // The number of torch is below that of the cores: logical cores of one physical core, MKL_NUM_THREADS
-  CHECK(threads(1, 416, 1) == 1);
-  {
-    const Env given("OMP_NUM_THREADS", "2");
-    CHECK(threads(2, 128, 1) == 2);
+  CHECK(threads(2, 1, 2) == 1);
+  CHECK(threads(2, 1, 1) == 1);
+  CHECK(threads(2, 2, 1) == 2);
+  CHECK(threads(usable_cores() + 3, 9, 1) == usable_cores());
+  CHECK(threads(1, 9, 1) == 1);  // torch's number: logical cores of one physical core, MKL_NUM_THREADS
+  for (const char* name : {"OMP_NUM_THREADS", "OMP_PLACES"}) {
+    const Env given(name, "2");
+    CHECK(threads(2, 1, 2) == 2);
+    CHECK(tried == 0);
   }
-  const Env given("OMP_PLACES", "x");
-  CHECK(threads(usable_cores() + 3, 416, 1) == usable_cores() + 3);
 }
 
-PROGRAM_TEST("train: config.json has the number of threads that compute") {
+PROGRAM_TEST("threads: the number is a setting of the run, which a resumed run keeps") {
   const DataDir dir(8);
-  const Outcome trained = shell(dir,
-                                "unset OMP_NUM_THREADS; $YOLOX_PROGRAMS/train --data data --model yolox-nano "
-                                "--size 64 --bs 8 --max-iters 1 --eval-interval 0 --out a");
-  REQUIRE_MESSAGE(trained.code == 0, trained.err);
-  CHECK(has(contents(dir / "a/config.json"), R"("threads":"1")"));
+  const std::string train = "unset OMP_NUM_THREADS; $YOLOX_PROGRAMS/train ",
+                    start =
+                        train + "--data data --model yolox-nano --size 64 --bs 8 --eval-interval 0 --out ";
+  const auto run = [&](const std::string& command) {
+    const Outcome o = shell(dir, command);
+    REQUIRE_MESSAGE(o.code == 0, o.err);
+    return o.out;
+  };
+  CHECK(has(run(start + "a --threads 1 --max-iters 1"), "threads 1 of "));
+  CHECK(has(run(train + "--resume a --max-iters 2"), "threads 1 of "));
+  CHECK(has(run(start + "b --max-iters 1"), "--threads N fixes it"));
+  CHECK(has(contents(dir / "b/config.json"), R"("threads":)"));
+  CHECK_FALSE(has(run(train + "--resume b --max-iters 2"), "--threads N fixes it"));
+  CHECK_FALSE(has(run(start + "c --deterministic --max-iters 1"), "--threads N fixes it"));
 }

@@ -212,8 +212,8 @@ def main():
     about = f"{detections} against {truth}"
     if settings:
         s = {name: str(value) for name, value in settings.items()}
-        about = (f"{s['model']} on {s['data']}, torch {s['torch']}, revision {s['revision']}\nStarted {s['started']}, this report "
-                 f"{time.strftime('%Y-%m-%d %H:%M')}\n{s['machine']}; {s['device_name']}; ranks: {s['ranks']}, threads of each: {s['threads']}")
+        about = (f"{s['model']} on {s['data']}, torch {s['torch']}, revision {s['revision']}; {s['device_name']}, ranks: {s['ranks']}, "
+                 f"threads of each: {s['threads']}; report of {time.strftime('%Y-%m-%d %H:%M')}")
     columns = read_metrics(run) if run else {}
     body = training_section(columns, settings) if len(columns.get("iteration", [])) else ""
     if flags.detections or os.path.exists(detections):

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <exception>
 
-#include "base/error.hpp"
+#include "base/text.hpp"
 #include "base/torch_versions.hpp"
 
 #ifdef YOLOX_CUDA

@@ -9,9 +9,12 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <utility>
 
-#include "base/error.hpp"
+#include "base/memory.hpp"
+#include "base/text.hpp"
+#include "base/threads.hpp"
 
 namespace yolox {
 
@@ -112,12 +115,6 @@ std::string gpu_pci_address(torch::Device device) { return gpu_of(device).pci_ad
 
 double gpu_memory(torch::Device device) { return memory_of_gpu(device).second; }
 
-std::string hardware_name(torch::Device device) {
-  const int threads = torch::get_num_threads();
-  return concat(device.is_cuda() ? gpu_of(device).name : "CPU", ", ", threads,
-                threads == 1 ? " thread" : " threads");
-}
-
 std::string default_precision(torch::Device device) {
   const Gpu gpu = gpu_of(device);
   return gpu.name.empty() ? "off" : precision_of_gpu(gpu.major, gpu.minor, gpu.name);
@@ -152,6 +149,23 @@ void use_deterministic_algorithms() {
   // Every new tensor would be filled with NaN. The code reads no uninitialised memory, so this changes no
   // result.
   at::globalContext().setDeterministicFillUninitializedMemory(false);
+}
+
+int fastest_threads(const std::function<double()>& seconds) {
+  int best = torch::get_num_threads();
+  for (const char* name : {"OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"})
+    if (std::getenv(name)) return best;
+  double least = std::numeric_limits<double>::infinity();
+  for (int n = std::min(usable_cores(), best); n > 0; n /= 2) {
+    torch::set_num_threads(n);
+    seconds();  // prepares the kernels for this number
+    const double time = std::min(seconds(), seconds());
+    if (time > 1.3 * least) break;
+    if (time < 1.05 * least) best = n;  // of equal ones the smaller number
+    least = std::min(least, time);
+  }
+  torch::set_num_threads(best);
+  return best;
 }
 
 // Returns the bytes in blocks of torch's allocator on a GPU, and of them those that tensors have. 0 on the

@@ -9,9 +9,8 @@
 #include <cuda_runtime_api.h>
 #endif
 
+#include <functional>
 #include <string>
-
-#include "base/memory.hpp"
 
 namespace yolox {
 
@@ -43,9 +42,6 @@ std::string gpu_pci_address(torch::Device device);
 // Returns the total memory of a GPU in bytes, 0 for the CPU.
 double gpu_memory(torch::Device device);
 
-// Returns what the speed of this process depends on: GPU and threads.
-std::string hardware_name(torch::Device device);
-
 // Returns the precision for --amp auto: "off" on the CPU, precision_of_gpu() on a GPU.
 std::string default_precision(torch::Device device);
 
@@ -68,9 +64,19 @@ void use_deterministic_algorithms();
 // sizes.
 void use_cudnn_benchmark(bool on);
 
+// Sets torch's number of threads to the one with which the work is fastest, and returns it. Tries all cores
+// that the process may use, half of them and so on, down to one, as long as fewer are not much slower: waking
+// threads takes longer than a small network computes. seconds(): does the work and returns its duration. The
+// user's own OMP_NUM_THREADS, or cores of OpenMP, are left as they are.
+int fastest_threads(const std::function<double()>& seconds);
+
 // Returns the memory that this process uses on the device, in bytes: reserved by torch's caching allocator on
 // a GPU, resident in RAM on the CPU.
 double memory_used(torch::Device device);
+// Bytes that an allocator has allocated: now, and the peak. A peak of 0 means unknown.
+struct AllocatedBytes {
+  double now, peak = 0;
+};
 // Returns the bytes that torch's allocator has allocated to tensors: now, and the peak since the last call of
 // empty_cache(). Both are 0 on the CPU, where torch does not count.
 AllocatedBytes allocated_bytes(torch::Device device);

@@ -133,6 +133,7 @@ static const Gone gone_flags[] = {
     {"mosaic-scale-lo", "0.1", "edit the recipes in models.hpp"},
     {"overlap", "0.2", "tools/tiles.py --overlap"},
     {"shear", "2", "edit AugmentConfig in augment.hpp"},
+    {"repeat-rare", "0", "--class-weights X weights rare classes in the loss"},
     {"restarts", "0", "until ./train --resume auto --out RUN ...; do sleep 1; done"},
     {"report", "", "tools/report.py writes the page, see docs/report.md"},
     {"voc", "false", "COCO AP50 is near VOC AP; the VOC development kit computes the latter"},

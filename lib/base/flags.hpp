@@ -19,7 +19,7 @@
 #include <variant>
 #include <vector>
 
-#include "base/error.hpp"
+#include "base/text.hpp"
 
 namespace yolox {
 

@@ -8,7 +8,7 @@
 #include <limits>
 #include <new>
 
-#include "base/error.hpp"
+#include "base/text.hpp"
 
 namespace yolox {
 

@@ -35,11 +35,6 @@ void keep_freed_memory();
 // Returns the freed memory to the system once.
 void return_freed_memory();
 
-// Bytes that an allocator has allocated: now, and the peak. A peak of 0 means unknown.
-struct AllocatedBytes {
-  double now, peak = 0;
-};
-
 // ---- out of memory
 
 // Returns true if `e` means that memory ran out, in torch, cuDNN, cuBLAS, CUDA, oneDNN or operator new.

@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <string>
 
-#include "base/error.hpp"
+#include "base/text.hpp"
 
 namespace yolox {
 

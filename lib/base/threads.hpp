@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/error.hpp"
+#include "base/text.hpp"
 
 namespace yolox {
 

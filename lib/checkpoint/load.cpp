@@ -5,22 +5,12 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "base/error.hpp"
 #include "base/flags.hpp"
-#include "checkpoint/pth.hpp"
+#include "base/text.hpp"
+#include "checkpoint/checkpoint.hpp"
 #include "data/source.hpp"
 
 namespace yolox {
-
-EvalGuard::EvalGuard(torch::nn::Module& module) {
-  for (const auto& m : module.modules()) modes.emplace_back(m, m->is_training());
-  module.eval();
-}
-
-EvalGuard::~EvalGuard() {
-  for (const auto& [module, training] : modes)
-    module->train(training);  // parents come first, because train() also sets the children
-}
 
 // Returns the path of a weights file. given: as for read_weights().
 static std::string find_weights_file(const std::string& given) {

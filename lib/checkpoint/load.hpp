@@ -2,28 +2,15 @@
 // Finds and reads the weights file that a user names, and loads it into a model.
 #pragma once
 #include <torch/torch.h>
-#include <memory>
+
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "checkpoint/checkpoint.hpp"
-#include "images/boxes.hpp"
+#include "images/image.hpp"
 #include "models.hpp"
 
 namespace yolox {
-
-// RAII guard: sets a module and its submodules to evaluation mode, and restores the mode of each at the end.
-// Evaluation with batch norms in training mode would cost more than one point of AP.
-struct EvalGuard {
-  explicit EvalGuard(torch::nn::Module& module);
-  ~EvalGuard();
-  EvalGuard(const EvalGuard&) = delete;
-  EvalGuard& operator=(const EvalGuard&) = delete;
-
- private:
-  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes;
-};
 
 // Reads a .pth checkpoint. given: a path; the folder of a run, for its best.pth, or last.pth if there is no
 // best.pth; or the name of a model such as yolox-s or s, for the file that weights/get has downloaded. Throws

@@ -11,7 +11,7 @@
 #include <tuple>
 #include <variant>
 
-#include "base/error.hpp"
+#include "base/text.hpp"
 
 namespace yolox {
 

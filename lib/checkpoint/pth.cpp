@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "checkpoint/pth.hpp"
+#include "checkpoint/checkpoint.hpp"
 
 #include <ATen/EmptyTensor.h>
 #include <caffe2/serialize/inline_container.h>
@@ -19,8 +19,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/error.hpp"
 #include "base/new_file.hpp"
+#include "base/text.hpp"
 
 namespace yolox {
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/source.hpp"
 
-#include "base/error.hpp"
 #include "base/flags.hpp"
+#include "base/text.hpp"
 
 namespace yolox {
 

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <fstream>
 #include <numeric>
+#include <set>
 #include <sstream>
 #include <tuple>
 #include <unordered_map>
@@ -339,24 +340,6 @@ std::vector<double> class_weights(const std::vector<int64_t>& counts, double pow
   }
   for (double& w : weights) w *= boxes / std::max(sum, 1e-9);
   return weights;
-}
-
-std::vector<double> repeat_factors(const Dataset& data, double threshold) {
-  if (threshold == 0) return {};
-  std::vector<int64_t> images(data.classes.size());  // with an object of the class
-  for (const Record& r : data.records) {
-    std::set<int> classes;
-    for (const Box& b : r.boxes) classes.insert(b.cls);
-    for (const int c : classes) ++images[c];
-  }
-  std::vector<double> factors;
-  for (const Record& r : data.records) {
-    double factor = 1;
-    for (const Box& b : r.boxes)
-      factor = std::max(factor, std::sqrt(threshold * double(data.records.size()) / double(images[b.cls])));
-    factors.push_back(factor);
-  }
-  return factors;
 }
 
 std::vector<size_t> classes_by_count(const std::vector<int64_t>& counts) {

@@ -12,10 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.hpp"
+#include "base/text.hpp"
 #include "data/coco_json.hpp"
 #include "data/source.hpp"
-#include "images/boxes.hpp"
 #include "images/image.hpp"
 
 namespace yolox {
@@ -141,11 +140,6 @@ std::vector<int64_t> class_counts(const Dataset& data);
 // Returns a weight of each class, the larger the fewer boxes it has: count to the power -`power`, at most 10
 // times that of the most frequent class, and scaled to a mean of 1 over all boxes.
 std::vector<double> class_weights(const std::vector<int64_t>& counts, double power);
-
-// Returns how often each image is shown per epoch, relative to an image of frequent classes: the largest of
-// max(1, sqrt(threshold / fraction of the images that have the class)) over its classes, as for LVIS (arXiv
-// 1908.03195, appendix). Returns nothing if the threshold is 0.
-std::vector<double> repeat_factors(const Dataset& data, double threshold);
 
 // Returns the class ids sorted by descending count.
 std::vector<size_t> classes_by_count(const std::vector<int64_t>& counts);

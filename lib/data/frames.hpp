@@ -15,9 +15,9 @@
 #include <opencv2/videoio.hpp>
 #endif
 
-#include "base/error.hpp"
 #include "base/flags.hpp"
 #include "base/program.hpp"
+#include "base/text.hpp"
 #include "base/threads.hpp"
 #include "data/dataset.hpp"
 #include "data/shapes.hpp"

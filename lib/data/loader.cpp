@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/error.hpp"
+#include "base/text.hpp"
 #include "base/threads.hpp"
 #include "base/timeout.hpp"
 

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <iterator>
 
-#include "base/error.hpp"
 #include "base/random.hpp"
+#include "base/text.hpp"
 
 namespace yolox {
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "images/boxes.hpp"
+#include "images/image.hpp"
 
 namespace yolox {
 

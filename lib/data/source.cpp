@@ -9,8 +9,8 @@
 #include <cstring>
 #include <unordered_set>
 
-#include "base/error.hpp"
 #include "base/random.hpp"
+#include "base/text.hpp"
 
 namespace yolox {
 

@@ -6,7 +6,7 @@
 #include <climits>
 #include <memory>
 
-#include "base/error.hpp"
+#include "base/text.hpp"
 #include "base/threads.hpp"
 
 namespace yolox {

@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "base/error.hpp"
+#include "base/text.hpp"
 #include "base/threads.hpp"
 
 namespace yolox {

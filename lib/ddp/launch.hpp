@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.hpp"
+#include "base/text.hpp"
 #include "base/timeout.hpp"
 
 namespace yolox {

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "base/error.hpp"
+#include "base/text.hpp"
 #include "dtr/dtr.hpp"
 
 namespace yolox {
@@ -95,9 +95,5 @@ class AutomaticBudget {
 // of its arguments and results. The speeds are those of a large GPU. Only the ratio of costs matters.
 double estimated_cost(const c10::OperatorHandle& operation, c10::ArrayRef<c10::IValue> given,
                       c10::ArrayRef<c10::IValue> results);
-
-// Returns the settings for --dtr. bytes: the budget; infinity: automatic; 0: DTR is off. ranks_here: number
-// of ranks that share the memory of this machine.
-DtrSettings dtr_settings(double bytes, torch::Device device, int ranks_here);
 
 }  // namespace yolox

@@ -7,12 +7,14 @@
 #include <deque>
 #include <limits>
 
-#include "base/error.hpp"
 #include "base/program.hpp"
 #include "base/text.hpp"
 #include "dtr/budget.hpp"
+#include "dtr/record.hpp"
 
 namespace yolox {
+
+using dtr_detail::Argument, dtr_detail::Result;
 
 void DtrSteps::add(const DtrStep& s) {
   ++steps;
@@ -28,6 +30,12 @@ Dtr::Dtr(const DtrSettings& s) : settings(s) {
   auto& allocator = CountingAllocator::get();
   settings.used = [&allocator] { return AllocatedBytes{double(allocator.live())}; };
   on_cpu = true;
+}
+
+Dtr::~Dtr() = default;
+
+Dtr::Locks::~Locks() {
+  for (Cell* cell : cells) --cell->locks;
 }
 
 void Dtr::make_room(double bytes) {

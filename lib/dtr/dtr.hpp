@@ -55,10 +55,16 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/memory.hpp"
-#include "dtr/record.hpp"
+#include "base/device.hpp"
 
 namespace yolox {
+
+namespace dtr_detail {  // record.hpp
+struct Cell;
+struct OpInfo;
+struct Record;
+constexpr auto kKey = c10::DispatchKey::Fake;
+}  // namespace dtr_detail
 
 // Settings of a Dtr object.
 struct DtrSettings {
@@ -112,6 +118,7 @@ class Dtr {
   // before the model.
   explicit Dtr(const DtrSettings& s = {});
   Dtr(const Dtr&) = delete;
+  ~Dtr();
 
   bool on() const { return settings.budget > 0 || settings.automatic; }
   const DtrStep& step() const { return done; }  // statistics of the latest step
@@ -187,15 +194,13 @@ class Dtr {
   static constexpr double kMaxRematRatio = 4;
 
  private:
-  using Argument = dtr_detail::Argument;
   using Cell = dtr_detail::Cell;
   using IValue = c10::IValue;
   using OpInfo = dtr_detail::OpInfo;
   using Record = dtr_detail::Record;
-  using Result = dtr_detail::Result;
   using Stack = torch::jit::Stack;
   using StorageImpl = c10::StorageImpl;
-  using StoragePtr = dtr_detail::StoragePtr;
+  using StoragePtr = c10::intrusive_ptr<StorageImpl>;
   using Tensor = torch::Tensor;
 
   // A tensor argument of an operation that is about to run.
@@ -212,9 +217,7 @@ class Dtr {
     c10::SmallVector<Cell*, 8> cells;
     Locks() = default;
     Locks(const Locks&) = delete;
-    ~Locks() {
-      for (Cell* cell : cells) --cell->locks;
-    }
+    ~Locks();
   };
 
   // ---- a step
@@ -306,6 +309,10 @@ class Dtr {
   std::unordered_map<StorageImpl*, std::shared_ptr<Cell>> cells;   // the current cell of each storage
   std::unordered_map<const void*, std::unique_ptr<OpInfo>> known;  // by schema
 };
+
+// Returns the settings for --dtr. bytes: the budget; infinity: the free memory of the device, with a margin;
+// 0: DTR is off. ranks_here: number of ranks that share the memory of this machine.
+DtrSettings dtr_settings(double bytes, torch::Device device, int ranks_here);
 
 // Rematerialises the storage of `t` and pins it until the step ends. Call it before code that reads or writes
 // a large tensor through data_ptr(). Does nothing without DTR.

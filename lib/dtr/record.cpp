@@ -6,7 +6,6 @@
 #include <utility>
 
 namespace yolox {
-
 namespace dtr_detail {
 
 Cell::~Cell() {
@@ -91,5 +90,4 @@ StoragePtr copy_of(const StoragePtr& storage) {
 }
 
 }  // namespace dtr_detail
-
 }  // namespace yolox

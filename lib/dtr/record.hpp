@@ -11,6 +11,8 @@
 #include <optional>
 #include <vector>
 
+#include "dtr/dtr.hpp"
+
 namespace yolox {
 namespace dtr_detail {
 
@@ -22,10 +24,7 @@ using torch::jit::Stack;
 using StoragePtr = c10::intrusive_ptr<StorageImpl>;
 using WeakStorage = c10::weak_intrusive_ptr<StorageImpl>;
 
-constexpr auto kKey = c10::DispatchKey::Fake;
 inline std::atomic<int64_t> alive{0};  // number of cells and records that exist, for tests
-
-struct Record;
 
 // One version of a storage: its contents from one write to the next.
 struct Cell : std::enable_shared_from_this<Cell> {
@@ -150,5 +149,4 @@ struct NotRecorded {
 };
 
 }  // namespace dtr_detail
-
 }  // namespace yolox

@@ -1,21 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 // Batch norm with optional SyncBN, alone and followed by SiLU; convolution followed by SiLU.
-//
-// The programs of this repository compile it once, in bn_silu.cpp, because that takes 10 seconds. In another
-// project it is header-only.
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/custom_class.h>
 #include <torch/torch.h>
 
+#include <functional>
 #include <optional>
-
-#include "layers/bn_silu_kernels.hpp"
-#include "layers/collectives.hpp"
-#ifndef YOLOX_COMPILED_LAYERS
-#include "layers/bn_silu_cpu.hpp"
-#endif
+#include <utility>
 
 namespace yolox {
+
+// The collectives of SyncBN.
+struct SyncBnCollectives {
+  // All-reduces a tensor (sum) in place.
+  std::function<void(torch::Tensor&)> sum = {};
+  // All-gathers x [n]. Returns [world size, n]. Called for tensors on a GPU only.
+  std::function<torch::Tensor(const torch::Tensor&)> gather = {};
+};
+
+// SyncBnCollectives as a custom class of torch, so that operators accept it as an argument.
+struct Collectives : torch::CustomClassHolder {
+  explicit Collectives(SyncBnCollectives functions) : functions(std::move(functions)) {}
+  const SyncBnCollectives functions;
+};
+// Null: no SyncBN.
+using CollectivesPtr = c10::intrusive_ptr<Collectives>;
 
 // A batch norm that use_sync_bn() can synchronise: in training mode, its statistics are those of all ranks.
 struct SyncBatchNorm2dImpl : torch::nn::BatchNorm2dImpl {
@@ -30,34 +40,15 @@ TORCH_MODULE(SyncBatchNorm2d);
 // SyncBN in training mode; null: no SyncBN.
 torch::Tensor bn_silu(const torch::Tensor& x, torch::nn::BatchNorm2dImpl& bn,
                       const CollectivesPtr& over = {});
-#ifndef YOLOX_COMPILED_LAYERS
-inline torch::Tensor SyncBatchNorm2dImpl::forward(const torch::Tensor& x) {
-  return sync_batch_norm(x, *this, over);
-}
-inline torch::Tensor bn_silu(const torch::Tensor& x, torch::nn::BatchNorm2dImpl& bn,
-                             const CollectivesPtr& over) {
-  return bn_silu_detail::apply(x, bn, over);
-}
-#endif
 
 // Returns true if this program contains the CUDA kernels of bn_silu(), see YOLOX_FUSED_NORM in
 // CMakeLists.txt.
-inline bool has_fused_norm() {
-#ifdef YOLOX_FUSED_NORM
-  return true;
-#else
-  return false;
-#endif
-}
+bool has_fused_norm();
 
 // Selects the CUDA kernels of bn_silu() for this process. They are off at first. Affects later calls of
 // bn_silu() in training mode on a GPU, for channels-last tensors of float32, float16 or bfloat16. Not to be
 // called while another thread calls bn_silu(). Throws c10::Error if the program does not contain the kernels.
-inline void use_fused_norm(bool on) {
-  TORCH_CHECK(!on || has_fused_norm(),
-              "this program has no fused norm kernels, because nvcc was not found when it was built");
-  bn_silu_kernels::enabled = on;
-}
+void use_fused_norm(bool on);
 
 // Calls an operator of oneDNN in LibTorch that has no C++ function.
 inline torch::Tensor call_mkldnn(const char* name, torch::jit::Stack arguments) {

@@ -9,7 +9,7 @@
 
 #include <tuple>
 
-#include "layers/collectives.hpp"
+#include "layers/bn_silu.hpp"
 
 namespace yolox {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "run/crash.hpp"
+#include "run/run.hpp"
 
 #include <execinfo.h>
 #include <fcntl.h>

@@ -14,10 +14,10 @@
 #include <set>
 #include <sstream>
 
-#include "base/error.hpp"
 #include "base/flags.hpp"
 #include "base/new_file.hpp"
 #include "base/printable.hpp"
+#include "base/text.hpp"
 
 namespace yolox {
 

@@ -9,8 +9,8 @@
 #include <iterator>
 #include <set>
 
-#include "base/error.hpp"
 #include "base/program.hpp"
+#include "base/text.hpp"
 
 namespace yolox {
 

@@ -4,12 +4,8 @@
 #include <rapidjson/stringbuffer.h>
 #include <rapidjson/writer.h>
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
-#include <ctime>
-#include <fstream>
 #include <functional>
 #include <numeric>
 
@@ -20,7 +16,8 @@
 #include "data.hpp"
 #include "data/pictures.hpp"
 #include "data/store.hpp"
-#include "run/crash.hpp"
+#include "run/profile.hpp"
+#include "run/run.hpp"
 
 namespace yolox {
 
@@ -43,37 +40,12 @@ std::string learning_rate_note(const std::string& optimizer, double lr, int64_t 
                 usual);
 }
 
-// Returns the local date and time: 2026-11-24 21:40.
-static std::string local_time_text() {
-  const std::time_t seconds = std::time(nullptr);
-  std::tm local{};
-  localtime_r(&seconds, &local);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M", &local);
-  return text;
-}
-
-// Returns host, processor, and the cores that this process may use: "node7, AMD EPYC 7B13, 16 cores".
-static std::string machine_text() {
-  char host[256] = "";
-  gethostname(host, sizeof host - 1);
-  std::string cpu;
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; cpu.empty() && std::getline(file, line);)
-    if (line.rfind("model name", 0) == 0 && line.find(": ") != std::string::npos)
-      cpu = ", " + line.substr(line.find(": ") + 2);
-  const int cores = usable_cores();
-  return concat(host, cpu, ", ", cores, cores == 1 ? " core" : " cores");
-}
-
 std::string config_json(const Flags& flags, torch::Device device, int ranks) {
   const Settings machine{{"device_name", device_name(device)},
                          {"torch", TORCH_VERSION},
                          {"OpenCV", CV_VERSION},
                          {"compiler", __VERSION__},
                          {"revision", git_revision()},
-                         {"started", local_time_text()},
-                         {"machine", machine_text()},
                          {"ranks", concat(ranks)},
                          {"threads", concat(at::get_num_threads())}};
   rapidjson::StringBuffer text;
@@ -123,8 +95,10 @@ Progress::Progress(const std::string& run, Log& log, torch::Device device, int64
   metrics.emplace(run + "/metrics.csv");
   metrics->truncate_after(first, evaluates);
   events.emplace(run, first + 1);
-  if (profile) this->profile.emplace(device);
+  if (profile) this->profile = std::make_unique<Profile>(device);
 }
+
+Progress::~Progress() = default;
 
 // A column of the progress line, which has 78 characters with usual values and four loss terms.
 struct Column {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,16 +19,16 @@
 #include "evaluate.hpp"
 #include "optim.hpp"
 #include "run/log.hpp"
-#include "run/profile.hpp"
-#include "run/state.hpp"
+#include "run/saving.hpp"
 #include "run/step_metrics.hpp"
 
 namespace yolox {
 
+class Profile;
+
 double parameter_count(const torch::nn::Module& model);
 
-// Returns config.json of a run: all settings, device, versions, git revision, machine, and the date of the
-// start of this process. ranks: number of ranks.
+// Returns config.json of a run: all settings, device, versions and git revision. ranks: number of ranks.
 std::string config_json(const Flags& flags, torch::Device device, int ranks);
 
 // Returns a note for the log if training has waited for the data loader for more than half of the time, and
@@ -53,6 +54,7 @@ class Progress {
   // of an evaluation at this step are deleted. profile: record the steps of profiled().
   Progress(const std::string& run, Log& log, torch::Device device, int64_t first, int rank = 0,
            bool dtr = false, bool evaluates = true, bool profile = false);
+  ~Progress();
 
   // Restarts the measurement of speed and waiting time.
   void restart_clock() {
@@ -104,7 +106,7 @@ class Progress {
   double exceeded = 0;  // bytes; a step that needs more is worth a new warning
   std::optional<Metrics> metrics;
   std::optional<Events> events;
-  std::optional<Profile> profile;
+  std::unique_ptr<Profile> profile;
   bool noted_waiting = false;
   Means recent, of_epoch;
   std::map<std::string, int64_t> logged_problems;  // logged number of problems of each kind

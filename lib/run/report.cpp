@@ -14,6 +14,7 @@
 #include "coco_eval.hpp"
 #include "data/coco_json.hpp"
 #include "data/pictures.hpp"
+#include "run/run.hpp"
 
 namespace yolox {
 

@@ -8,12 +8,10 @@
 #include "base/printable.hpp"
 #include "base/program.hpp"
 #include "base/timeout.hpp"
-#include "checkpoint/pth.hpp"
+#include "checkpoint/checkpoint.hpp"
 #include "data.hpp"
 #include "data/pictures.hpp"
-#include "run/crash.hpp"
 #include "run/report.hpp"
-#include "run/setup.hpp"
 
 namespace yolox {
 
@@ -27,17 +25,6 @@ std::string open_run_folder(const Config& config, const SavedRun& saved, Ranks& 
 // Returns the suffix of this rank's files (log, problems, crash report): "" for rank 0, "_rank3" for rank 3.
 static std::string rank_suffix(const Ranks& ranks) {
   return ranks.first() ? "" : concat("_rank", ranks.info.rank);
-}
-
-// Logs what makes a rank slow: hardware that the other ranks do not have.
-static void log_hardware(Ranks& ranks, torch::Device device, Log& log) {
-  const auto hardware = ranks.gather_texts(hardware_name(device));
-  std::vector<std::string> others;
-  for (size_t r = 0; r < hardware.size(); ++r)
-    if (hardware[r] != hardware[0]) others.push_back(concat("rank ", r, " ", hardware[r]));
-  if (!others.empty())
-    log.line(concat("note: rank 0 has ", hardware[0], ", but ", listed(others, 8),
-                    "; the slowest rank decides the speed"));
 }
 
 // Returns the git revision of the program that wrote config.json last.
@@ -59,7 +46,6 @@ Log open_log(const std::string& run, const Config& config, const SavedRun& saved
                     " wrote this run so far"));
   crash_context(run, config_json(config, device, ranks.info.world),
                 concat("crash", rank_suffix(ranks), ".txt"));
-  log_hardware(ranks, device, log);
   return log;
 }
 
@@ -92,7 +78,6 @@ void start_run(const std::string& run, const Config& config, const SavedRun& sav
                Training& t, const Plan& plan, torch::Device device, Ranks& ranks, Saver& saver,
                Progress& progress, Log& log) {
   const ImageSize base = base_size(config);
-  set_compute_threads(parameter_count(*t.model), base, device, ranks.info.world);
   const std::string settings = config_json(config, device, ranks.info.world);
   crash_context(run, settings, concat("crash", rank_suffix(ranks), ".txt"));
   if (ranks.first() && !replace_file(run + "/config.json", settings))

@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // The folder run/ has the code of a training run besides the training step itself: run folder, log, metrics,
 // checkpoints, recovery, the files for report.html, crash.txt and profile. train() of train.cpp uses it.
-// This file: the run folder and its log, evaluations while training, and the end of a run.
+// This file: the setup before the first step, the run folder and its log, evaluations while training, and the
+// end of a run.
 #pragma once
 #include <torch/torch.h>
 
+#include <functional>
 #include <string>
+#include <vector>
 
+#include "base/device.hpp"
 #include "config.hpp"
+#include "data/dataset.hpp"
 #include "ddp.hpp"
 #include "evaluate.hpp"
 #include "run/progress.hpp"
@@ -16,10 +21,62 @@
 
 namespace yolox {
 
+// ---- process, data, model and weights
+
+// Configures this process for training: OpenCV threads, allocators (--dtr), determinism, TF32 and anomaly
+// mode. Sets what depends on the machine: config.amp, if it is auto, and config.loader_threads. Returns the
+// device.
+torch::Device prepare_process(Config& config, const RankInfo& rank_info);
+
+// Lets bn_silu() use its CUDA kernels, after a comparison with torch on a small tensor of each dtype. If a
+// rank finds a difference, all ranks keep torch's batch norm and SiLU. Returns a line for the log about that,
+// or "". All ranks must call it together. Draws no random numbers.
+std::string turn_on_fused_norm(torch::Device device, Ranks& ranks);
+
+// Returns true if a run is so long that cuDNN should time its algorithms: see use_cudnn_benchmark(). Does not
+// depend on the step at which the run is resumed.
+bool cudnn_benchmark_pays(const Config& config, const Plan& plan);
+
+// Locks the folder of a resumed run. Throws if another training uses it, or if the ranks have read different
+// checkpoints. All ranks must call it together.
+void lock_resumed_run(const SavedRun& saved, Ranks& ranks);
+
+// Loads the data sets. On each machine one rank checks the images first, and the others read its results.
+// Throws if a data set is empty or --strict finds a problem.
+Splits load_data(const Config& config, const std::string& data, const std::string& run, Ranks& ranks);
+// --cache: decodes the images of a data set once on each machine, whose ranks share them, and makes `data`
+// read them. All ranks must call it together.
+void cache_images(Dataset& data, const Config& config, ImageSize size, Ranks& ranks, Log& log);
+// Throws if the ranks have different data or settings, or if there are more ranks than images.
+void check_ranks(Ranks& ranks, const Config& config, const Splits& splits, const SavedRun& saved,
+                 torch::Device device);
+
+// Freezes the parts of --freeze, or none. Sets `parts` to `of_recipe` if it is "recipe". Throws UsageError if
+// a part does not exist, or nothing is left to train.
+void freeze_parts(torch::nn::Module& model, std::string& parts, const std::string& of_recipe);
+
+// Returns a new model on the device, in the channels-last memory format, with the weights of --weights if
+// given, and the parts of --freeze frozen. The recipe freezes the stem only if all of it is in the file. Sets
+// `info`. Adds lines for the log to `notes`. saved: the resumed run; Run::resume() loads its weights later.
+YOLOX new_model(Config& config, const SavedRun& saved, const Dataset& data, torch::Device device,
+                WeightsInfo& info, std::vector<std::string>& notes);
+
+// Returns model, optimizer, scaler and EMA, and how steps compute. ema: a copy of the model, or empty.
+// data: for training. casts_together: see
+// CastWeights; not with DTR.
+Training new_training(const Config& config, YOLOX model, YOLOX ema, const WeightsInfo& info,
+                      const Dataset& data, torch::Device device, bool casts_together);
+
+// Returns the settings of evaluate() for this rank.
+EvalSettings evaluation_settings(const Config& config, const WeightsInfo& info, const Plan& plan,
+                                 torch::Device device, Ranks& ranks);
+
+// ---- run folder and log
+
 // Creates and locks the folder of a new run. Returns its path, or that of the resumed run, on all ranks.
 std::string open_run_folder(const Config& config, const SavedRun& saved, Ranks& ranks);
 
-// Opens the log of this rank, and logs folder and hardware. Sets up crash reports.
+// Opens the log of this rank, and logs the folder. Sets up crash reports.
 Log open_log(const std::string& run, const Config& config, const SavedRun& saved, torch::Device device,
              Ranks& ranks);
 
@@ -37,6 +94,8 @@ bool resume_run(SavedRun& saved, Training& t, const Plan& plan, const std::strin
 void start_run(const std::string& run, const Config& config, const SavedRun& saved, const Splits& data,
                Training& t, const Plan& plan, torch::Device device, Ranks& ranks, Saver& saver,
                Progress& progress, Log& log);
+
+// ---- steps and evaluations
 
 // What all ranks have agreed on.
 struct Agreement {
@@ -66,6 +125,8 @@ class Evaluator {
   RetryInParts in_parts;  // of settings.batch
 };
 
+// ---- the end of a run
+
 // Saves a failed step: nonfinite.pth, with batch, weights and statistics, and nonfinite.jpg. Returns a text
 // with the paths of these files, or with the reason why they could not be written.
 std::string save_failed_step(const std::string& run, Training& t, const Plan& plan, const StepRow& row,
@@ -75,5 +136,27 @@ std::string save_failed_step(const std::string& run, Training& t, const Plan& pl
 // this step.
 [[noreturn]] void report_failed_step(const std::string& run, Training& t, const Plan& plan,
                                      const StepFailed& failed, const Batch& batch, int rank);
+
+// Runs tools/report.py on a run folder, with the Python of python_with(). Returns "", or a line for the log
+// if there is no report: the reason, and the command that writes it. Does nothing with $YOLOX_NO_REPORT, and
+// if the run was ended by a signal other than Ctrl-C, because the machine may soon be gone then.
+std::string write_report(const std::string& run, int signal = 0);
+
+// ---- crash.txt has the fatal signal or the exception that ended a run, the step with its images, all
+// settings and versions, and the stack after a signal or std::terminate(). The stack of an exception that
+// main() has caught is lost; gdb shows it (CONTRIBUTING.md). Each crash appends a report. There is none after
+// SIGKILL, which the kernel sends when memory runs out.
+
+// Installs handlers of fatal signals and std::terminate(), which write reports to folder/name. A report
+// contains `text` (settings, versions) and the command line. A second call only changes folder, name and
+// text.
+void crash_context(const std::string& folder, const std::string& text, const std::string& name = "crash.txt");
+
+// Sets the description of the current step. Only one thread may call it.
+void crash_step(const std::string& text);
+
+// Writes a report about the exception that the enclosing catch block handles. more: additional lines, such as
+// the memory of the GPU. Does nothing before crash_context().
+void write_crash(const std::string& more = "");
 
 }  // namespace yolox

@@ -14,8 +14,8 @@
 #include "base/new_file.hpp"
 #include "base/printable.hpp"
 #include "base/timeout.hpp"
+#include "checkpoint/checkpoint.hpp"
 #include "checkpoint/load.hpp"
-#include "checkpoint/pth.hpp"
 
 namespace yolox {
 
@@ -29,21 +29,6 @@ std::vector<std::string> list_checkpoints(const std::string& run) {
   for (const char* name : {"/last.pth", "/last.bak.pth"})
     if (fs::is_regular_file(run + name, ignored)) paths.push_back(run + name);
   return paths;
-}
-
-// Returns what to do with the newest step_N.pth, which older versions kept beside last.pth; "" if there is
-// none.
-static std::string advice_on_older_checkpoint(const std::string& run) {
-  std::pair<size_t, std::string> newest;  // the longest name has the largest N
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(run, ignored)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with("step_") && name.ends_with(".pth")) newest = std::max(newest, {name.size(), name});
-  }
-  return newest.first == 0
-             ? ""
-             : concat("; an earlier checkpoint is there: cp ", shell_word(run + "/" + newest.second), " ",
-                      shell_word(run + "/last.pth"));
 }
 
 std::string newest_run() {
@@ -96,8 +81,8 @@ std::string create_run_folder(const std::string& wanted, const std::string& name
   lock_run_folder(folder);
   remove_unstarted_checkpoint(folder);
   fs::remove(folder + "/parts", error);  // of a run that never started
-  check(list_checkpoints(folder).empty() && advice_on_older_checkpoint(folder).empty(), folder,
-        " already holds a run; resume it with --resume ", shell_word(folder), ", or give another --out");
+  check(list_checkpoints(folder).empty(), folder, " already holds a run; resume it with --resume ",
+        shell_word(folder), ", or give another --out");
   return folder;
 }
 
@@ -125,7 +110,7 @@ SavedRun newest_checkpoint(const std::string& run) {
     }
   }
   if (problems.empty()) problems.push_back(run + " has no checkpoint (last.pth); give the folder of a run");
-  fail(problems[0], problems.size() > 1 ? "; " + problems[1] : "", advice_on_older_checkpoint(run));
+  fail(problems[0], problems.size() > 1 ? "; " + problems[1] : "");
 }
 
 void save_last(const std::string& run, const GenericDict& file, bool back_up, bool frees_backup) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "run/setup.hpp"
+#include "run/run.hpp"
 
 #include <algorithm>
 #include <cstdlib>
@@ -13,7 +13,7 @@
 #include "base/threads.hpp"
 #include "checkpoint/load.hpp"
 #include "data/store.hpp"
-#include "dtr/budget.hpp"
+#include "dtr/dtr.hpp"
 #include "formats.hpp"
 #include "layers/bn_silu.hpp"
 #include "models.hpp"
@@ -92,33 +92,11 @@ std::string turn_on_fused_norm(torch::Device device, Ranks& ranks) {
   return "";
 }
 
-// Parameters times pixels of the input below which one thread is faster, up to 1.9 times: bench/RESULTS.md.
-// These are about 1e8 FLOPs for an image: the sizes of YOLOX have 0.0067 to 0.0074 FLOPs for each.
-static constexpr double kSmallNetwork = 1.5e10;
-
-void set_compute_threads(double parameters, ImageSize size, torch::Device device, int world) {
-  if (device.is_cuda() || world > 1) return;
-  for (const char* name : {"OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"})
-    if (std::getenv(name)) return;
-  torch::set_num_threads(parameters * size.height * size.width < kSmallNetwork
-                             ? 1
-                             : std::min(usable_cores(), torch::get_num_threads()));
-}
-
-void lock_resumed_run(SavedRun& saved, Ranks& ranks) {
+void lock_resumed_run(const SavedRun& saved, Ranks& ranks) {
   const double step = saved ? double(saved.step) : -1, latest = ranks.max(step);
   check(latest == -ranks.max(-step), "some ranks find the checkpoint of step ", int64_t(latest),
         " in the run folder, others an older one or none; is the file system slow? Repeat the command");
-  if (!saved) return;
-  if (ranks.first()) lock_run_folder(saved.run);
-  ranks.barrier();
-  const RunSettings settings = saved_settings(saved.file, saved.path);
-  saved.file = {};
-  SavedRun newest = newest_checkpoint(saved.run);
-  check(saved_settings(newest.file, newest.path) == settings, "another training has resumed ", saved.run,
-        " with other settings meanwhile; repeat the command");
-  newest.notes = saved.notes;
-  saved = std::move(newest);
+  if (saved && ranks.first()) lock_run_folder(saved.run);
 }
 
 Splits load_data(const Config& config, const std::string& data, const std::string& run, Ranks& ranks) {

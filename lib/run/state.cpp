@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "run/state.hpp"
+#include "run/saving.hpp"
 
 #include <cmath>
 #include <iomanip>

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/cuda_graph.hpp"
-#include "base/error.hpp"
+#include "base/text.hpp"
 
 namespace yolox {
 

@@ -7,7 +7,9 @@
 #include "base/cuda_graph.hpp"
 #include "base/device.hpp"
 #include "base/memory.hpp"
-#include "run/setup.hpp"
+#include "base/program.hpp"
+#include "base/threads.hpp"
+#include "run/run.hpp"
 #include "run/step_metrics.hpp"
 
 namespace yolox {
@@ -80,7 +82,9 @@ double TrialStep::operator()(int64_t images, int64_t accum) const {
       dtr.run([&] { forward_backward(t, input, parts, /*use_l1=*/false, nullptr, nullptr); });
     };
     if (dtr.on()) step();  // the first step is slow
+    const double start = now();
     step();
+    seconds = now() - start;
     if (device.is_cuda()) torch::cuda::synchronize(device.index());
     bytes = memory_peak(device) + waiting;
   } catch (const std::exception& e) {
@@ -151,6 +155,22 @@ static std::string choose_batch(Config& config, const TrialStep& trial, int64_t 
                 " pixels does not fit in the memory of each GPU");
 }
 
+// --threads on the CPU. Returns a line for the log, or "".
+static std::string choose_threads(Config& config, const TrialStep& trial, int64_t share, Ranks& ranks) {
+  if (trial.device.is_cuda()) return "";
+  std::string how;
+  // With --deterministic, two equal commands have equal results, which depend on the number.
+  if (config.threads == 0 && !config.deterministic) {
+    config.threads = fastest_threads([&] {
+      trial(std::min<int64_t>(share, 4), /*accum=*/1);
+      return ranks.max(trial.seconds);
+    });
+    how = "; --threads N fixes it";
+  }
+  if (config.threads > 0) torch::set_num_threads(config.threads);
+  return concat("threads ", torch::get_num_threads(), " of ", usable_cores(), " cores", how);
+}
+
 // --dtr: tries the largest step. Returns a line for the log with its memory and its cost.
 static std::string try_dtr_step(const Config& config, const TrialStep& trial, int64_t share, Ranks& ranks) {
   const double bytes = ranks.max(trial(share, config.accum));
@@ -176,6 +196,7 @@ Plan fitting_plan(Config& config, const TrialStep& trial, int64_t images, const 
   const Plan plan = plan_of(config, images, ranks.info.world, trial.base);
   set_norm_momentum(*trial.t.model, plan.norm_momentum);
   use_cudnn_benchmark(cudnn_benchmark_pays(config, plan));
+  notes.push_back(choose_threads(config, trial, plan.batch_per_rank(), ranks));
   if (trial.dtr.on()) notes.push_back(try_dtr_step(config, trial, plan.batch_per_rank(), ranks));
   return plan;
 }

@@ -11,13 +11,13 @@
 #include <vector>
 
 #include "config.hpp"
-#include "data/multiscale.hpp"
+#include "data/batch.hpp"
 #include "ddp.hpp"
 #include "dtr/dtr.hpp"
 #include "loss.hpp"
 #include "optim.hpp"
 #include "run/log.hpp"
-#include "run/state.hpp"
+#include "run/saving.hpp"
 #include "run/step_graphs.hpp"
 
 namespace yolox {
@@ -113,13 +113,15 @@ struct TrialStep {
   // Returns the peak memory of a step in bytes, or infinity if memory runs out. Afterwards dtr.step() has the
   // statistics of this step, batch norm statistics are as before, and there are no gradients.
   double operator()(int64_t images, int64_t accum) const;
+
+  mutable double seconds = 0;  // duration of the latest step
 };
 
 // Returns the plan of a run whose steps fit into memory. With --bs auto, sets config.bs to the largest batch
 // size that fits, at most `images` over all ranks. With several ranks on GPUs, where a step cannot be
 // repeated, increases config.accum until the largest step fits on every rank. With --dtr, tries the largest
-// step. Adds lines for the log to `notes`. Sets the momentum of the batch norms and the benchmark of cuDNN.
-// Throws if one image at a time does not fit.
+// step. Chooses the number of threads (--threads). Adds lines for the log to `notes`. Sets the momentum of
+// the batch norms and the benchmark of cuDNN. Throws if one image at a time does not fit.
 Plan fitting_plan(Config& config, const TrialStep& trial, int64_t images, const std::string& run,
                   Ranks& ranks, Log& log, std::vector<std::string>& notes);
 

@@ -17,7 +17,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.hpp"
 #include "base/program.hpp"
 #include "base/text.hpp"
 #include "base/timeout.hpp"

@@ -14,7 +14,7 @@
 #include <string>
 #include <typeinfo>
 
-#include "base/error.hpp"
+#include "base/text.hpp"
 
 namespace yolox::fuzz {
 

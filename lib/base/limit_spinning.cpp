@@ -2,19 +2,16 @@
 // Limits the spinning of waiting OpenMP threads (GOMP_SPINCOUNT), unless the user has set a policy. By
 // default they spin for so long that a step takes several times as long if data loader threads or another
 // program need the cores. libgomp reads the variable only when it is loaded, so the program is started again.
-// Include this header in the file of main().
-#pragma once
+// CMakeLists.txt adds this file to each program.
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 #include <initializer_list>
 
-namespace yolox {
-
 // Runs before the constructors of all libraries: those of torch take a fifth of a second, twice if the
 // program started again in main(). The C library is not initialised yet.
-[[maybe_unused]] inline void limit_spinning(int, char** argv, char** environment) {
+[[maybe_unused]] static void limit_spinning(int, char** argv, char** environment) {
   size_t n = 0;
   for (; environment[n]; ++n)
     for (const char* policy : {"GOMP_SPINCOUNT=", "OMP_WAIT_POLICY="})
@@ -34,5 +31,3 @@ namespace yolox {
 [[gnu::section(".preinit_array"),
   gnu::used]] static void (*const limit_spinning_first)(int, char**, char**) = limit_spinning;
 #endif
-
-}  // namespace yolox
