@@ -56,12 +56,15 @@ using torch::Tensor;
 class Ranks {
  public:
   // Rendezvous with all other ranks. Throws std::runtime_error after `seconds`, with the ranks that are
-  // missing. device: of the tensors for sum(), average() and broadcast().
-  Ranks(const RankInfo& info, torch::Device device, double seconds)
+  // missing. device: of the tensors for sum(), average() and broadcast(). graph: the collectives of a step
+  // are recorded in a CUDA graph (--graph).
+  Ranks(const RankInfo& info, torch::Device device, double seconds, bool graph = false)
       : info(info), device(device), seconds(seconds) {
     if (alone()) return;
+    if (device.is_cuda()) set_up_nccl(graph);
     rendezvous();
-    connect();
+    connect(graph);
+    connected = true;
     made_progress("");  // stops the timeout, because ranks may wait while another one checks the images
   }
   Ranks(const Ranks&) = delete;
@@ -86,10 +89,7 @@ class Ranks {
     if (local && t.is_cpu() && t.scalar_type() == torch::kDouble && t.is_contiguous() &&
         count <= SharedMemoryGather::kMaxValues)
       return sum_in_shared_memory(t.data_ptr<double>(), count);
-    collective([&] {
-      std::vector<Tensor> one{t};
-      return processes->allreduce(one);
-    });
+    all_reduce(*processes, t);
   }
   // Returns the elementwise sum over all ranks.
   std::vector<double> sum(std::vector<double> values) {
@@ -110,26 +110,24 @@ class Ranks {
   double max(double mine) { return max(std::vector<double>{mine})[0]; }
   // Barrier: returns after all ranks have called it.
   void barrier() { max(0); }
-  // All-reduces floating-point tensors (mean) in place. Integer tensors do not change.
+  // All-reduces floating-point tensors (mean) in place. They must be dense, with the same strides on all
+  // ranks. Integer tensors do not change.
   void average(const std::vector<Tensor>& tensors) {
     if (alone()) return;
     const torch::NoGradGuard no_grad;
-    std::vector<Tensor> floats, flat, parts;
-    for (const Tensor& t : tensors)
-      if (t.is_floating_point()) {
-        floats.push_back(t);
-        flat.push_back(t.reshape(-1));
-      }
-    if (floats.empty()) return;
+    std::vector<Tensor> flat;  // in the order of memory, so that one kernel copies all of them
+    std::vector<int64_t> sizes;
+    for (const Tensor& t : tensors) {
+      if (!t.is_floating_point()) continue;
+      check(t.is_non_overlapping_and_dense(), "a tensor to average over the ranks is not dense");
+      flat.push_back(t.as_strided({t.numel()}, {1}));
+      sizes.push_back(t.numel());
+    }
+    if (flat.empty()) return;
     Tensor all = torch::cat(flat);
     sum(all);
     all /= info.world;
-    int64_t at = 0;
-    for (const Tensor& t : floats) {
-      parts.push_back(all.slice(0, at, at + t.numel()).view(t.sizes()));
-      at += t.numel();
-    }
-    at::_foreach_copy_(floats, parts);
+    at::_foreach_copy_(flat, all.split_with_sizes(sizes));
   }
   // All-gathers values. Returns the values of each rank, by rank. Ranks may have different numbers of values.
   std::vector<std::vector<double>> gather(const std::vector<double>& mine) {
@@ -165,7 +163,9 @@ class Ranks {
       const Tensor t = tensor.detach(), dense = t.contiguous();
       collective([&] {
         std::vector<Tensor> one{dense};
-        return processes->broadcast(one);
+        c10d::BroadcastOptions options;
+        options.asyncOp = false;
+        return processes->broadcast(one, options);
       });
       if (!dense.is_same(t)) t.copy_(dense);
     }
@@ -179,18 +179,10 @@ class Ranks {
     return value;
   }
   // Returns the collectives of SyncBN. On a GPU they have an NCCL communicator of their own, so that they do
-  // not wait for the buckets of the Reducer. Valid as long as this object.
+  // not wait for the buckets of the Reducer, except with --graph. Valid as long as this object.
   SyncBnCollectives sync_bn_collectives() {
     if (!device.is_cuda()) return {[this](Tensor& t) { sum(t); }};
-    // Not asynchronous: on the current stream, without events and a second stream.
-    return {[this](Tensor& t) {
-              collective([&] {
-                std::vector<Tensor> one{t};
-                c10d::AllreduceOptions options;
-                options.asyncOp = false;
-                return sync_bn->allreduce(one, options);
-              });
-            },
+    return {[this](Tensor& t) { all_reduce(*sync_bn, t); },
             [this](const Tensor& x) {
               Tensor all = torch::empty({info.world, x.numel()}, x.options()), mine = x;
               collective([&] {
@@ -253,8 +245,9 @@ class Ranks {
     barrier();
     made_progress("");
     if (sync_bn) {
-      sync_bn->shutdown();
-      processes->getBackend(torch::kCUDA)->shutdown();
+      const auto all = processes->getBackend(torch::kCUDA);
+      if (sync_bn != all) sync_bn->shutdown();
+      all->shutdown();
     }
     delete this;
   }
@@ -272,6 +265,21 @@ class Ranks {
 
  private:
   // ---- rendezvous
+
+  // Sets the environment of NCCL, before other threads read it.
+  static void set_up_nccl(bool graph) {
+    // NCCL's own handling of errors would abort the process before it can print why, and its recorder of
+    // collectives costs time in each of them.
+    for (const char* name :
+         {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_RETHROW_CUDA_ERRORS", "TORCH_NCCL_ENABLE_MONITORING",
+          "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_TRACE_BUFFER_SIZE"})
+      setenv(name, "0", /*overwrite=*/0);
+    // "all" and "SyncBN" run at the same time. All ranks launch them in one order, which NCCL then keeps.
+    if (!graph) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
+    // With registered buffers of CUDA graphs, the ranks of a machine wait for each other while they record. A
+    // rank whose recording has failed would never arrive.
+    setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0);
+  }
 
   static std::chrono::milliseconds milliseconds(double time) {
     return std::chrono::milliseconds(int64_t(1000 * time));
@@ -376,6 +384,10 @@ class Ranks {
     std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
     const std::string me =
         concat(getpid(), " ", host, " ", boot, " ", gpu_uuid(device), " ", gpu_pci_address(device));
+    // torchrun counts no restart if a machine joins or leaves.
+    check(!info.agent_hosts_store || !store->check({concat("here/", info.rank)}), "rank ", info.rank,
+          " finds itself in the store of torchrun, which still has an earlier attempt; start torchrun with ",
+          "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1");
     store->set(concat("here/", info.rank), std::vector<uint8_t>(me.begin(), me.end()));
     std::vector<Peer> found(info.world);
     std::vector<std::string> missing;
@@ -402,7 +414,7 @@ class Ranks {
   static constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24);
 
   // Creates the process groups: gloo, shared memory on a single machine, and NCCL on a GPU.
-  void connect() {
+  void connect([[maybe_unused]] bool graph) try {
     made_progress("the connection to the other ranks");  // a firewall may pass only the port of the store
     using Kind = c10d::ProcessGroup::BackendType;
     processes = c10::make_intrusive<c10d::ProcessGroup>(store, info.rank, info.world);
@@ -421,36 +433,37 @@ class Ranks {
     if (same_machine()) share_memory();
 #ifdef YOLOX_CUDA
     if (!device.is_cuda()) return;
-    // NCCL's own handling of errors would abort the process before it can print why.
-    for (const char* name : {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_RETHROW_CUDA_ERRORS",
-                             "TORCH_NCCL_ENABLE_MONITORING"})
-      setenv(name, "0", /*overwrite=*/0);
-    // "all" and "SyncBN" run at the same time. All ranks launch them in one order, which NCCL then keeps.
-    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
-    // With registered buffers of CUDA graphs, the ranks of a machine wait for each other while they record. A
-    // rank whose recording has failed would never arrive.
-    setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0);
-    processes->setBackend(torch::kCUDA, Kind::NCCL, connect_nccl("all", /*small=*/false));
+    start_timeout(kNcclSeconds, name(), alone());
+    made_progress(
+        "the first sum of NCCL; if the GPUs cannot reach each other over PCIe (ACS, IOMMU), "
+        "NCCL_P2P_DISABLE=1 "
+        "helps, and NCCL_DEBUG=INFO says more");
+    processes->setBackend(torch::kCUDA, Kind::NCCL, connect_nccl("all"));
     processes->setDefaultBackend(Kind::NCCL);
+    // Within graphs, collectives of two communicators may wait for each other.
+    sync_bn = graph ? processes->getBackend(torch::kCUDA) : connect_nccl("SyncBN");
     // NCCL initialises at the first collective. Doing so here reports errors early, and --bs auto counts the
     // memory of NCCL.
-    sync_bn = connect_nccl("SyncBN", /*small=*/true);
     Tensor one = torch::ones({1}, device);
     sum(one);
     sync_bn_collectives().sum(one);
     check(one.item<float>() == float(info.world) * float(info.world),
           "the all-reduce of NCCL returned a wrong sum on ", location(info.rank));
 #endif
+  } catch (const std::exception& e) {
+    processes.release();  // the destructors would wait for the other ranks
+    sync_bn.release();
+    const std::string what = e.what();
+    if (what.find("NCCL") == std::string::npos) throw;
+    throw std::runtime_error(concat("NCCL cannot connect the GPUs: ", nccl_cause(what), nccl_remedy(what)));
   }
 #ifdef YOLOX_CUDA
-  // Returns a new NCCL communicator over all ranks. small: for many small tensors beside large ones, so it
-  // has precedence and takes few of the GPU's processors.
-  c10::intrusive_ptr<c10d::Backend> connect_nccl(const std::string& name, bool small) {
-    auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/small);
+  static constexpr double kNcclSeconds = 90;  // longest start of NCCL
+
+  // Returns a new NCCL communicator over all ranks.
+  c10::intrusive_ptr<c10d::Backend> connect_nccl(const std::string& name) {
+    auto options = c10d::ProcessGroupNCCL::Options::create();
     options->timeout = kLongest;
-#ifdef NCCL_HAS_CONFIG
-    if (small) options->config.maxCTAs = 4;
-#endif
     return c10::make_intrusive<c10d::ProcessGroupNCCL>(c10::make_intrusive<c10d::PrefixStore>(name, store),
                                                        info.rank, info.world, options);
   }
@@ -474,6 +487,16 @@ class Ranks {
     const WaitsFor others{"other ranks"};
   };
 
+  // All-reduces `t` (sum) in place. On a GPU on the current stream, without events and a second stream.
+  template <class Group>
+  void all_reduce(Group& group, Tensor& t) {
+    collective([&] {
+      std::vector<Tensor> one{t};
+      c10d::AllreduceOptions options;
+      options.asyncOp = false;
+      return group.allreduce(one, options);
+    });
+  }
   // Waits for the collective that begin() starts. Throws LostRank if a connection breaks.
   template <class Begin>
   void collective(const Begin& begin) {
@@ -482,11 +505,9 @@ class Ranks {
     try {
       if (const auto work = begin()) work->wait();
     } catch (const std::exception& e) {
-      if (is_local_error(e)) throw;
-      std::string what = e.what();
-      what = what.substr(0, what.find('\n'));
-      if (what[0] == '[' && what.find("] ") != std::string::npos) what = what.substr(what.find("] ") + 2);
-      throw LostRank(concat("rank ", info.rank, " lost another rank (", what,
+      const std::string what = e.what();
+      if (is_local_error(e) || (!connected && what.find("NCCL") != std::string::npos)) throw;
+      throw LostRank(concat("rank ", info.rank, " lost another rank (", nccl_cause(what),
                             "); see the end of the output of that rank"));
     }
   }
@@ -523,6 +544,7 @@ class Ranks {
   c10::intrusive_ptr<c10d::ProcessGroup> processes;
   c10::intrusive_ptr<c10d::Backend> sync_bn;  // on a GPU: the communicator of SyncBN
   std::vector<Peer> peers;                    // by rank; empty before the rendezvous
+  bool connected = false;                     // connect() is done
   int64_t turns = 0;
   double waiting = 0;
   std::unique_ptr<SharedMemoryGather> local;
@@ -541,7 +563,9 @@ class GradientReducer {
     if (!group) return;
     static WarningFilter filter;
     c10::WarningUtils::set_warning_handler(&filter);
-    const size_t first = 1 << 20, others = 25 << 20;  // bytes per bucket; a small first bucket starts earlier
+    // Bytes per bucket. The first one, of the first layers, is small, because it is reduced last, after the
+    // end of backward.
+    const size_t first = 1 << 20, others = 25 << 20;
     const std::vector<bool> sparse(params.size(), false);
     auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(params, {first, others}, sparse));
     std::reverse(buckets.begin(), buckets.end());  // backward computes the last parameters first
@@ -552,6 +576,10 @@ class GradientReducer {
 #if YOLOX_TORCH_AT_LEAST(11)
         ,
         std::vector<int64_t>{}
+#endif
+#if YOLOX_TORCH_AT_LEAST(15)
+        ,
+        /*batched_grad_copy=*/params[0].is_cuda()  // one kernel for a bucket instead of one for each gradient
 #endif
     );
     logger = std::make_shared<c10d::Logger>(reducer);  // the Reducer dereferences its logger without a check

@@ -138,7 +138,7 @@ static StepInput step_input(const Plan& plan, int64_t step, int64_t ema_updates,
   const torch::Device device = prepare_process(config, rank_info);
 
   // ---- ranks. The object is not destroyed after an error, because its destructor would wait for dead ranks.
-  Ranks& ranks = *new Ranks(rank_info, device, config.timeout);
+  Ranks& ranks = *new Ranks(rank_info, device, config.timeout, config.graph);
 
   // ---- data
   lock_resumed_run(saved, ranks);

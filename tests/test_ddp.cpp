@@ -392,6 +392,24 @@ TEST_CASE("ranks: an error of the rank itself is distinguished from the loss of 
     CHECK_MESSAGE(is_lost_rank_error(std::runtime_error(what)) == lost, what);
   CHECK(is_lost_rank_error(LostRank("gone")));
 }
+TEST_CASE("ranks: an error of NCCL keeps its cause, and the message of a failed start says what helps") {
+  const std::string head =
+      "NCCL error in: /pytorch/x.cpp:77, unhandled system error, NCCL version 2.30.7\nncclSystemError: "
+      "System call failed.\nLast error:\n";
+  const std::string full =
+      head + "Error while creating shared memory segment /dev/shm/nccl-3 (size 9)\nframe #0";
+  CHECK(nccl_cause(full) ==
+        "NCCL error in: /pytorch/x.cpp:77, unhandled system error, NCCL version 2.30.7: Error while creating "
+        "shared memory segment /dev/shm/nccl-3 (size 9)");
+  CHECK(nccl_cause("[pair.cc:9] Connection closed by peer\nframe #0") == "Connection closed by peer");
+  for (const auto& [text, remedy] :
+       {std::pair("Error while creating /dev/shm/nccl-3", "--shm-size 1g"),
+        {"Cuda failure 217 'peer access is not supported'", "NCCL_P2P_DISABLE=1"},
+        {"Bootstrap : no socket interface found", "NCCL_SOCKET_IFNAME"},
+        {"something else", "NCCL_DEBUG=INFO"}})
+    CHECK_HAS(nccl_remedy(head + text), remedy);
+}
+
 TEST_CASE("ranks: two ranks with one GPU, or with two MIG slices of it, are refused") {
   const auto ranks = [](const char* gpu, const char* pci, const char* host = "a", const char* boot = "1") {
     return std::vector<Peer>{{"a", 10, "GPU-1", "0000:3b:00", "1"}, {host, 11, gpu, pci, boot}};

@@ -351,6 +351,28 @@ bool is_lost_rank_error(const std::exception& e) {
   return dynamic_cast<const LostRank*>(&e) != nullptr;
 }
 
+std::string nccl_cause(const std::string& what) {
+  const std::string mark = "Last error:";
+  std::string cause = what.substr(0, what.find('\n'));
+  if (cause[0] == '[' && cause.find("] ") != std::string::npos) cause = cause.substr(cause.find("] ") + 2);
+  if (const size_t last = what.find(mark); last != std::string::npos) {
+    const size_t begin = what.find_first_not_of(" \n", last + mark.size());
+    if (begin != std::string::npos) cause += ": " + what.substr(begin, what.find('\n', begin) - begin);
+  }
+  return cause;
+}
+
+std::string nccl_remedy(const std::string& what) {
+  const auto has = [&](const char* words) { return what.find(words) != std::string::npos; };
+  if (has("/dev/shm") || has("shared memory"))
+    return "; a container needs more shared memory: docker run --shm-size 1g, or --ipc host";
+  if (has("interface") || has("Bootstrap"))
+    return "; name the network interface that reaches the other ranks in NCCL_SOCKET_IFNAME";
+  if (has("peer") || has("P2P") || has("IPC") || has("illegal memory access"))
+    return "; the GPUs cannot reach each other directly (ACS, IOMMU): set NCCL_P2P_DISABLE=1";
+  return "; NCCL_DEBUG=INFO says more, see docs/troubleshooting.md";
+}
+
 void check_gpus(const std::vector<Peer>& peers) {
   std::map<std::pair<std::string, std::string>, size_t> gpus;  // (machine, PCI address) -> rank
   for (size_t r = 0; r < peers.size(); ++r) {

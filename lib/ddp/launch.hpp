@@ -105,6 +105,12 @@ bool is_local_error(const std::exception& e);
 // Returns true for LostRank and for errors of torch about a broken connection to another rank.
 bool is_lost_rank_error(const std::exception& e);
 
+// Returns the cause in an error of torch about a collective, in one line: the first line without the place in
+// the source, and NCCL's "Last error".
+std::string nccl_cause(const std::string& what);
+// Returns what helps against a failed start of NCCL, as the end of a message.
+std::string nccl_remedy(const std::string& what);
+
 // Host, process and GPU of a rank.
 struct Peer {
   std::string host;
