@@ -201,7 +201,7 @@ inline Tensor simota(const Tensor& boxes, const Tensor& obj, const Tensor& cls, 
       if (padding > most_padding || (end + 1 - begin) * rows * points > max_pairs) break;
     }
   }
-  // Undefined: a single chunk. If all counts of the host are one upper bound, any order will do.
+  // Undefined: a single chunk.
   Tensor order;
   if (ends.size() > 1) order = counts.argsort(/*stable=*/true, 0, /*descending=*/true);
   std::vector<Tensor> matched;

@@ -239,9 +239,16 @@ TEST_CASE("simota: images with different numbers of objects are assigned as each
     CHECK(torch::equal(a[b], alone[0]));
     CHECK((a[b] >= 0).any().item<bool>() == (counts[b] > 0));
   }
-  // As in a CUDA graph: the host knows an upper bound only.
+  // As in a CUDA graph: the host knows upper bounds of the sorted counts only.
   t.device_counts = torch::tensor(counts, torch::kLong);
   t.counts.assign(counts.size(), 100);
   CHECK(torch::equal(s.assign(t), a));
+  std::vector<int64_t> sorted(counts.begin(), counts.end());
+  std::ranges::sort(sorted, std::greater());
+  t.counts.assign(counts.size(), sorted[1]);
+  t.counts[0] = 100;
+  CHECK(torch::equal(s.assign(t), a));
+  CHECK(t.slice(1, 3).counts == std::vector<int64_t>{100, 100});  // either image may be the crowded one
+  t.counts.assign(counts.size(), 100);
   CHECK(torch::equal(s.assign(t, 3 * 100 * s.anchors.stride.numel()), a));  // in chunks of three images
 }

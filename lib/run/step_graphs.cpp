@@ -72,11 +72,16 @@ Losses StepGraphs::run(const StepInput& input, const Step& step) {
 StepGraphs::Kind* StepGraphs::kind_of(const StepInput& input) {
   const Batch& batch = input.batch;
   const Targets& from = batch.targets;
-  // All ranks use the graph of the largest counts.
-  const auto most = ranks.max({double(*std::max_element(from.counts.begin(), from.counts.end())),
+  // An eighth of the images may have `rows` objects, the others `usual_rows`, so that one crowded image does
+  // not set the work for all. All ranks use the graph of the largest counts.
+  const int64_t n = batch.images.size(0), crowded = n / 8;
+  std::vector<int64_t> sorted = from.counts;
+  std::ranges::sort(sorted, std::greater());
+  const auto most = ranks.max({double(sorted[0]), double(sorted[crowded]),
                                from.ignored.defined() ? double(from.ignored.size(1)) : 0});
-  const int64_t rows = std::max<int64_t>(32, (int64_t(most[0]) + 31) / 32 * 32),
-                regions = (int64_t(most[1]) + 31) / 32 * 32, n = batch.images.size(0);
+  const auto in_steps = [](double count) { return (int64_t(count) + 31) / 32 * 32; };
+  const int64_t rows = std::max<int64_t>(32, in_steps(most[0])),
+                usual_rows = std::max<int64_t>(32, in_steps(most[1])), regions = in_steps(most[2]);
   if (std::max(rows, regions) > kMostObjects) return nullptr;
   if (input.use_l1 != with_l1) {  // the graphs of the other kinds are of no more use
     free_graphs();
@@ -85,14 +90,15 @@ StepGraphs::Kind* StepGraphs::kind_of(const StepInput& input) {
   }
   if (!images.defined()) images = torch::empty_like(batch.images);
   check(images.sizes() == batch.images.sizes(), "all batches of a run must have the same size");
-  std::unique_ptr<Kind>& kind = kinds[{input.size.height, input.size.width, rows, regions}];
+  std::unique_ptr<Kind>& kind = kinds[{input.size.height, input.size.width, rows, usual_rows, regions}];
   if (!kind) {
     kind = std::make_unique<Kind>(
         Kind{{batch, input.size, input.use_l1, {0, lr}, {0, ema_decay}}, 0, {}, {}, {}});
     kind->input.batch.images = images;
-    kind->input.batch.targets = {torch::zeros({n, rows, 4}, from.boxes.options()),
-                                 torch::zeros({n, rows}, from.classes.options()),
-                                 std::vector<int64_t>(n, rows), torch::zeros({n}, from.classes.options())};
+    kind->input.batch.targets = {
+        torch::zeros({n, rows, 4}, from.boxes.options()), torch::zeros({n, rows}, from.classes.options()),
+        std::vector<int64_t>(n, usual_rows), torch::zeros({n}, from.classes.options())};
+    std::fill_n(kind->input.batch.targets.counts.begin(), crowded, rows);
     if (regions > 0) kind->input.batch.targets.ignored = torch::zeros({n, regions, 4}, from.boxes.options());
   }
   Targets& targets = kind->input.batch.targets;

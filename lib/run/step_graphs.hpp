@@ -32,7 +32,7 @@ struct StepInput {
 };
 
 // Runs training steps, and replays them as CUDA graphs. There is a graph for each kind of step: input size,
-// with or without L1 loss, and the largest number of objects of an image, rounded up to a multiple of 32. The
+// with or without L1 loss, and the largest numbers of objects of an image, rounded up to multiples of 32. The
 // first step of a kind runs without a graph, so that cuDNN selects its algorithms. The second one is
 // recorded. All ranks record and replay the same kinds: a graph contains the collectives of its step.
 class StepGraphs {
@@ -75,8 +75,8 @@ class StepGraphs {
   Tensor lr, ema_decay, images;
   bool with_l1 = false;  // of the latest step
   int64_t graphs = 0;
-  // By height, width, and rows of objects and of ignored regions.
-  std::map<std::array<int64_t, 4>, std::unique_ptr<Kind>> kinds;
+  // By height, width, rows of objects of an eighth of the images and of the others, and of ignored regions.
+  std::map<std::array<int64_t, 5>, std::unique_ptr<Kind>> kinds;
 };
 
 }  // namespace yolox
