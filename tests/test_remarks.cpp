@@ -55,6 +55,9 @@ TEST_CASE("remarks: waiting for data half of the time is reported once, after ha
 }
 
 TEST_CASE("remarks: a learning rate that is far from the usual one of the optimizer is reported") {
+  CHECK(has(launch_note(13, 20, 0.1), "in 13 of 20 steps the GPU has waited"));
+  CHECK(launch_note(11, 20, 0.1) == "");
+  CHECK(launch_note(20, 20, 0.5) == "");  // for the data loader
   CHECK(learning_rate_note("sgd", 0.0025, 16, false) == "");
   CHECK(learning_rate_note("adamw", 0.001, 16, false) == "");
   CHECK(has(learning_rate_note("sgd", 0.1, 16, false), "usual for sgd and a batch of 16 is 0.0025"));

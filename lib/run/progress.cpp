@@ -33,6 +33,12 @@ std::string waiting_note(double waited, double seconds, bool& noted) {
                 " % of the time; use more --workers, --cache ram, or ./pack the data set");
 }
 
+std::string launch_note(int64_t idle, int64_t steps, double loader_share) {
+  if (idle < 0.6 * double(steps) || loader_share > 0.2) return "";
+  return concat("note: in ", idle, " of ", steps,
+                " steps the GPU has waited for its kernels to be launched; try --graph, or a larger --bs");
+}
+
 std::string learning_rate_note(const std::string& optimizer, double lr, int64_t batch, bool fine_tuned) {
   const double usual = default_lr(optimizer, batch);
   if (lr <= 8 * usual && (fine_tuned || lr >= usual / 64)) return "";
@@ -135,6 +141,9 @@ int64_t Progress::log_steps(const std::vector<StepRow>& steps, const Plan& plan)
     if (const std::string why = stop_reason(row.numbers, skipped); !why.empty()) throw StepFailed(why, row);
     not_finite += !row.numbers.finite();
     add(row, plan);
+    idle_steps += row.gpu_waited && row.step >= first + 5;  // the first steps choose algorithms
+    if (++timed_steps == 25 && device.is_cuda() && !dtr)
+      log.line(launch_note(idle_steps, 20, waited / (now() - last_time)));
   }
   print(steps.back().step, plan);
   return not_finite;

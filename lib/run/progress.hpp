@@ -36,6 +36,11 @@ std::string config_json(const Flags& flags, torch::Device device, int ranks);
 // seconds. noted: of the run; is set, so that there is one note.
 std::string waiting_note(double waited, double seconds, bool& noted);
 
+// Returns a note for the log if a GPU mostly waits for the host, which launches its kernels, otherwise "".
+// idle: number of steps of `steps` in which it has waited. loader_share: share of the time in which training
+// has waited for the data loader.
+std::string launch_note(int64_t idle, int64_t steps, double loader_share);
+
 // Returns a note for the log if the learning rate is far from the usual one of the optimizer, otherwise "".
 std::string learning_rate_note(const std::string& optimizer, double lr, int64_t batch, bool fine_tuned);
 
@@ -108,6 +113,7 @@ class Progress {
   std::optional<Events> events;
   std::unique_ptr<Profile> profile;
   bool noted_waiting = false;
+  int64_t timed_steps = 0, idle_steps = 0;  // for launch_note()
   Means recent, of_epoch;
   std::map<std::string, int64_t> logged_problems;  // logged number of problems of each kind
   double last_time = now();                        // time of the last progress line

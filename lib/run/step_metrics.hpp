@@ -108,7 +108,8 @@ inline std::string stop_reason(const StepMetrics& n, int64_t& skipped) {
 struct StepRow {
   int64_t step;
   DtrStep dtr;
-  StepMetrics numbers;  // without values if backward() failed
+  StepMetrics numbers;      // without values if backward() failed
+  bool gpu_waited = false;  // the GPU had ended the step before when the last kernel of this one was launched
 };
 
 // The step after which training cannot continue.
@@ -137,6 +138,7 @@ class UnreadSteps {
     if (device.is_cpu()) return;
     ended.emplace_back(torch::kCUDA);
     ended.back().record(c10::impl::VirtualGuardImpl(torch::kCUDA).getStream(device));
+    rows.back().gpu_waited = ended.size() > 1 && ended[ended.size() - 2].query();
     for (; ended.size() > 2; ended.pop_front())
       while (!ended.front().query()) std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
