@@ -296,10 +296,11 @@ PROGRAM_TEST("train: a run that is stopped on a full disk fails with a message, 
   const Folder dir;
   succeed(dir, "train", kLong + "--max-iters 2");
   const std::string before = contents(dir / "r/last.pth");
-  // The limit of 2 MB per file is less than a checkpoint. SIGTERM stops the run after 4 s.
-  const Outcome o = shell(dir,
-                          "trap '' XFSZ; ulimit -f 2000; (sleep 4; pkill -TERM -P $$ -x train) & "
-                          "$YOLOX_PROGRAMS/train --resume r --max-iters 0");
+  // The limit of 2 MB per file is less than a checkpoint. SIGTERM stops the run after its first step.
+  const Outcome o = shell(
+      dir,
+      "trap '' XFSZ; ulimit -f 2000; (until [ $(grep -c '  epoch      iter' r/log.txt) = 2 ]; do sleep 0.1; "
+      "done; pkill -TERM -P $$ -x train) & $YOLOX_PROGRAMS/train --resume r --max-iters 0");
   CHECK(o.code == 1);
   CHECK_MESSAGE(has(o.err, "last.pth"), o.out << o.err);
   CHECK_FALSE(has(o.out, "stopped by"));

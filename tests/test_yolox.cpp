@@ -311,7 +311,8 @@ PROGRAM_TEST("yolox: yolox.hpp, lib/layers and lib/base compile in a project tha
   std::filesystem::copy(YOLOX_SOURCE_DIR "/yolox.hpp", dir / "yolox.hpp");
   for (const std::string folder : {"layers", "base"})
     std::filesystem::copy(YOLOX_SOURCE_DIR "/lib/" + folder, dir / folder);
-  write_text(dir / "main.cpp", R"(#include "yolox.hpp"
+  write_text(dir / "main.cpp", R"(#include "layers/bn_silu.cpp"
+#include "yolox.hpp"
 int main() {
   yolox::YOLOX model = yolox::make_yolox({"yolox-nano", 0.33, 0.25, true}, 3);
   model->eval();

@@ -7,13 +7,14 @@
 
 #include <algorithm>
 #include <csignal>
-#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <iterator>
 #include <stdexcept>
+#include <string_view>
 #include <system_error>
 
 #include "base/program.hpp"
@@ -31,23 +32,30 @@ struct Context {
 };
 Context& context = *new Context;
 
+// Unlike dprintf(), allocates no memory: the interrupted thread may hold the lock of malloc().
+void put(int fd, std::initializer_list<std::string_view> texts) {
+  for (const std::string_view text : texts)
+    if (write(fd, text.data(), text.size()) < 0) return;
+}
+
 // prefix: before the cause, "SIG" of a signal.
 void report(const char* prefix, const char* cause, const char* more, bool with_stack) {
   const int file = open(context.path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   const int fd = file < 0 ? 2 : file;
-  dprintf(2, "\n%s %s\n", file < 0 ? "cannot write" : "crash report:", context.path.c_str());
-  dprintf(fd, "==== ended by %s%s\n%s\n\n%s\n\n%s", prefix, cause, context.step.c_str(), more,
-          context.settings.c_str());
+  put(2, {"\n", file < 0 ? "cannot write" : "crash report:", " ", context.path, "\n"});
+  put(fd, {"==== ended by ", prefix, cause, "\n", context.step, "\n\n", more, "\n\n", context.settings});
   if (with_stack) {
-    dprintf(fd, "\nstack: file(function+offset); addr2line -Cfie FILE OFFSET prints the source line\n");
+    put(fd, {"\nstack: file(function+offset); addr2line -Cfie FILE OFFSET prints the source line\n"});
     void* frames[64];
     backtrace_symbols_fd(frames, backtrace(frames, 64), fd);
   }
-  dprintf(fd, "\n");
+  put(fd, {"\n"});
   if (file >= 0) close(file);
 }
 
 void on_fatal_signal(int number) {
+  std::signal(SIGALRM, SIG_DFL);
+  alarm(10);  // ends the process if the report hangs
   report("SIG", sigabbrev_np(number), "", /*with_stack=*/true);
   std::signal(number, SIG_DFL);
   raise(number);
