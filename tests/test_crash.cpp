@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Crash reports. Each case crashes a child process and checks its crash.txt, stderr and exit code.
-#include "base/program.hpp"
-#include "run/run.hpp"
+#include "tensors.hpp"
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -12,7 +11,8 @@
 #include <stdexcept>
 #include <thread>
 
-#include "common.hpp"
+#include "base/program.hpp"
+#include "run/run.hpp"
 
 using namespace yolox;
 

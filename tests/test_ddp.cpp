@@ -776,14 +776,13 @@ PROGRAM_TEST("two hosts: they train and evaluate as one process") {
   const auto on_host = [&](char host) {
     const int rank = host == 'b';
     return hosts.on(host, concat("env MASTER_ADDR=10.9.0.1 MASTER_PORT=29500 WORLD_SIZE=2 RANK=", rank,
-                                 " LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 OMP_NUM_THREADS=", 1 + rank,
-                                 " $YOLOX_PROGRAMS/train ", flags, "--out two >", host, ".txt 2>&1"));
+                                 " LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 $YOLOX_PROGRAMS/train ", flags,
+                                 "--out two >", host, ".txt 2>&1"));
   };
   CHECK(shell(dir, "(" + on_host('b') + " & " + on_host('a') + " && wait $!)").code == 0);
   const std::string a = contents(dir / "a.txt"), b = contents(dir / "b.txt");
   CHECK_MESSAGE(b == "", b);
   CHECK_HAS(a, "hosta, process");
-  CHECK_HAS(a, "rank 0 has CPU, 1 thread, but rank 1 CPU, 2 threads; the slowest");
   succeed(dir, "train", flags + "--out one");
   succeed(dir, "train", flags + "--eval-interval 0 --lr 0 --max-iters 1 --out start");
   CHECK(relative_difference(dir, "two", "one", "start") < 1e-7);
