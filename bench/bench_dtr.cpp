@@ -11,12 +11,11 @@
 #include <memory>
 
 #include "base/device.hpp"
-#include "base/memory.hpp"
 #include "base/flags.hpp"
+#include "base/memory.hpp"
 #include "base/program.hpp"
 #include "bench/random_input.hpp"
 #include "dtr/budget.hpp"
-#include "dtr/dtr.hpp"
 #include "median.hpp"
 #include "models.hpp"
 #include "run/log.hpp"
