@@ -29,7 +29,6 @@
 #include "base/memory.hpp"
 #include "base/new_file.hpp"
 #include "base/program.hpp"
-#include "base/threads.hpp"
 #include "ddp/shared_memory.hpp"
 
 namespace yolox {
@@ -69,7 +68,6 @@ struct Child {
 
 // Starts this program again as a rank. listening: socket for the store. words: command line.
 static Child start_rank(int ranks, int rank, int port, int listening, const std::vector<std::string>& words) {
-  const int cores = std::max(1, usable_cores() / ranks);
   const pid_t launcher = getpid();
   Child child;
   if (rank > 0) child.output = memfd_create("yolox-rank", MFD_CLOEXEC);
@@ -92,7 +90,6 @@ static Child start_rank(int ranks, int rank, int port, int listening, const std:
   set("LOCAL_WORLD_SIZE", concat(ranks));
   set("MASTER_ADDR", "127.0.0.1");
   set("MASTER_PORT", concat(port));
-  setenv("OMP_NUM_THREADS", concat(cores).c_str(), /*overwrite=*/0);
   if (rank == 0) {
     fcntl(listening, F_SETFD, 0);
     set("YOLOX_LISTENING", concat(listening));

@@ -23,9 +23,8 @@ namespace yolox {
 
 // ---- process, data, model and weights
 
-// Configures this process for training: OpenCV threads, allocators (--dtr), determinism, TF32 and anomaly
-// mode. Sets what depends on the machine: config.amp, if it is auto, and config.loader_threads. Returns the
-// device.
+// Configures this process for training: threads, allocators (--dtr), determinism, TF32 and anomaly mode. Sets
+// what depends on the machine: config.amp, if it is auto, and config.loader_threads. Returns the device.
 torch::Device prepare_process(Config& config, const RankInfo& rank_info);
 
 // Lets bn_silu() use its CUDA kernels, after a comparison with torch on a small tensor of each dtype. If a

@@ -24,6 +24,8 @@ namespace yolox {
 torch::Device prepare_process(Config& config, const RankInfo& rank_info) {
   const torch::Device device = device_of(config, rank_info);
   if (device.is_cpu()) keep_freed_memory();
+  const int share = std::max(1, usable_cores() / rank_info.local_world);
+  if (!std::getenv("OMP_NUM_THREADS")) torch::set_num_threads(std::min(share, torch::get_num_threads()));
   if (config.amp == "auto") config.amp = default_precision(device);
   usage_check(config.amp != "tf32" || device.is_cuda(), "--amp tf32 needs a GPU; give --amp off");
   usage_check(!config.graph || device.is_cuda(), "--graph needs a GPU; give --no-graph");
