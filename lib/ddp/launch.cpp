@@ -313,8 +313,10 @@ static std::string address_towards(const std::string& host, int port) {
 std::string own_address(const RankInfo& info, bool same_machine) {
   const std::string address = address_towards(info.host, info.port);
   if (same_machine || (!address.starts_with("127.") && address != "::1")) return address;
+  // The interface of the default route, or else the first one: a bridge of containers may come first.
   ifaddrs* all = nullptr;
-  std::string found;
+  std::string found = address_towards("192.0.2.1", info.port);  // reserved by RFC 5737; sends nothing
+  if (found.starts_with("127.")) found.clear();
   if (getifaddrs(&all) == 0) {
     for (const ifaddrs* a = all; a && found.empty(); a = a->ifa_next) {
       if (!a->ifa_addr || a->ifa_addr->sa_family != AF_INET || !(a->ifa_flags & IFF_UP) ||

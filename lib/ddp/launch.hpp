@@ -84,7 +84,8 @@ RankInfo rank_info_from_environment();
 
 // Returns the address of this machine that other machines can connect to. The host name of a machine often
 // resolves to a loopback address (127.0.1.1), which other machines cannot reach. In this case, returns the
-// first IPv4 address of another network interface. same_machine: all ranks run on this machine.
+// IPv4 address of the default route, or else of the first other network interface. same_machine: all ranks
+// run on this machine.
 std::string own_address(const RankInfo& info, bool same_machine);
 
 // Error of a rank that ends because another rank ended.
