@@ -234,10 +234,19 @@ class Ranks {
     if (alone()) return work();
     const int lowest = first_of_machine();
     const std::string key = concat("turn/", lowest, "/", turns++);
-    if (info.rank != lowest) wait_for_key(key);
-    auto result = work();
-    if (info.rank == lowest) store->set(key, std::vector<uint8_t>{1});
-    return result;
+    if (info.rank != lowest && wait_for_key(key) == "failed")
+      throw LostRank(concat("rank ", info.rank, " has waited for rank ", lowest, ", which failed"));
+    const auto tell = [&](const std::string& word) {
+      if (info.rank == lowest) store->set(key, std::vector<uint8_t>(word.begin(), word.end()));
+    };
+    try {
+      auto result = work();
+      tell("done");
+      return result;
+    } catch (...) {
+      tell("failed");
+      throw;
+    }
   }
   // Waits for all ranks, stops the timeout, closes the connections and deletes this object. Call it at the
   // end of a successful run.

@@ -173,6 +173,10 @@ say "$machine; $(grep -o 'LibTorch [0-9].*' "$build.log" || true)"
 jobs=$(nproc) room=$(awk '/MemAvailable/ {print int($2 / 2300000)}' /proc/meminfo)  # a compiler process needs up to 2.3 GB
 [ "$room" -ge "$jobs" ] || jobs=$((room > 0 ? room : 1))
 [ $# -gt 0 ] || set -- train eval demo export pack
+# Programs that were built before must not stay behind: an old eval would compute the old model.
+for program in train eval demo export pack; do
+  [ ! -e "$build/$program" ] || [[ " $* " == *" $program "* ]] || set -- "$@" "$program"
+done
 minutes=$(((6 + ($(grep -cw tests <<<"$*") * 12)) / jobs + 1))
 say "building $* in $build (for the first time: about $minutes minutes)"
 progress() { grep -oE '^\[[0-9]+/[0-9]+\]' "$build.log" | tail -n 1 | sed 's/^/, step /' || true; }

@@ -95,18 +95,18 @@ static void end_of_epoch(Training& t, const Plan& plan, const Splits& data, Rank
     const Evaluation e = evaluator.evaluate(t, log);
     if (!e.complete) return;
     const double score = ranks.sum({ranks.first() ? score_of(e).value : 0})[0];
-    const bool gain = score > t.best.score, none = score < 0;  // none: no image has an object to find
+    const Best before = t.best;
+    const bool gain = score > before.score, none = score < 0;  // none: no image has an object to find
     t.score = score;
+    t.best = {std::max(score, before.score), gain || none ? 0 : before.evals_without_gain + 1};
     progress.log_evaluation(t.iteration, e, plan, gain);
     const bool saved =
-        (gain || (none && t.best.score < 0)) && ranks.broadcast_flag(saver.save(t, "best.pth", log));
+        (gain || (none && before.score < 0)) && ranks.broadcast_flag(saver.save(t, "best.pth", log));
     if (saved) evaluator.save(t, e, log);
+    if (!saved) t.best.score = before.score;
     // An evaluation within an epoch, at the end of --max-iters, leaves no trace in last.pth, so that a
     // resumed run equals a run without interruption.
-    if (t.iteration % plan.per_epoch == 0) {
-      if (saved) t.best.score = score;
-      t.best.evals_without_gain = gain || none ? 0 : t.best.evals_without_gain + 1;
-    }
+    if (t.iteration % plan.per_epoch != 0) t.best = before;
   }
   t.epochs = t.iteration / plan.per_epoch;
   saver.save(t, "last.pth", log, /*must=*/is_complete(t, plan));
@@ -208,7 +208,7 @@ static StepInput step_input(const Plan& plan, int64_t step, int64_t ema_updates,
         t.scaler.update();
         return losses;
       });
-      unread.add(t.iteration, dtr.step(), losses);
+      unread.add(t.iteration, next.lr.value, dtr.step(), losses);
       t.count_step(next.lr.value);
       if (!plan.ends_epoch(t.iteration) && !unread.due(agreed.step_seconds)) continue;
       const std::vector<StepRow> rows = unread.read();  // waits for the GPU

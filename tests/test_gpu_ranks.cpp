@@ -12,7 +12,8 @@ constexpr const char* kTiny = " --data data --model yolox-nano --size 64 --bs 12
 const int kRanks = std::min(kGpus, 4);
 
 std::string train(int gpus, const std::string& flags) {
-  return concat("env SIMULATED_CUDA_DEVICES=4 NCCL_DEBUG=WARN $YOLOX_PROGRAMS/train --gpus ", gpus, " ", flags);
+  return concat("env SIMULATED_CUDA_DEVICES=4 NCCL_DEBUG=WARN $YOLOX_PROGRAMS/train --gpus ", gpus, " ",
+                flags);
 }
 
 // Runs ./train, which must succeed. Returns what it has printed.
@@ -42,8 +43,9 @@ struct Endless {
 
 SEVERAL_GPUS("gpu: ranks: --bs 16 --gpus N trains, and how fast") {
   DataDir dir(32);
-  const std::string flags = kSimulated ? " --data data --model yolox-nano --size 32 --bs 16 --max-iters 4 "
-                                       : " --data data --model yolox-s --bs 16 --max-iters 40 ";
+  const std::string flags = concat(kSimulated ? " --data data --model yolox-nano --size 32 --max-iters 4 "
+                                              : " --data data --model yolox-s --max-iters 40 ",
+                                   "--bs ", 16 / kRanks * kRanks, " ");
   for (const auto& [name, gpus, more] :
        {std::tuple("plain", kRanks, ""), {"graph", kRanks, "--graph"}, {"one GPU", 1, "--graph"}}) {
     const double start = now();

@@ -24,7 +24,7 @@ struct TestRun {
     n.values.push_back({"positives", Losses::Kind::kCount, 6});
     n.values.push_back({"objects", Losses::Kind::kCount, 2});
     n.values.push_back({"grad_norm", Losses::Kind::kLogged, norm});
-    quietly([&] { progress->log_steps({{i, {}, n}}, plan); });
+    quietly([&] { progress->log_steps({{i, learning_rate(plan.schedule, i), {}, n}}, plan); });
   }
   std::vector<std::vector<double>> rows() const { return metric_rows(dir / "metrics.csv"); }
   std::string log_text() const { return contents(dir / "log.txt"); }
@@ -186,8 +186,8 @@ TEST_CASE("progress: with DTR, its peak and its share of the time are logged, th
       b{.peak = 1e9, .evictions = 30, .rematerialisations = 40, .cost = 5, .remat_cost = 1};
   const Plan plan{1000, 3, 1, 3};
   quietly([&] {
-    progress.log_steps({{0, {}, n}}, plan);
-    progress.log_steps({{1, a, n}, {2, b, n}}, plan);
+    progress.log_steps({{0, 0.1, {}, n}}, plan);
+    progress.log_steps({{1, 0.1, a, n}, {2, 0.1, b, n}}, plan);
   });
   const std::string log_text = contents(dir / "log.txt");
   for (const char* part : {" dtr ", " peak ", " 20% ", " 2.0G "})

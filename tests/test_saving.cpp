@@ -387,7 +387,7 @@ TEST_CASE("saving: a failed step is saved with its batch, settings, losses and w
   Plan plan{};
   plan.schedule = {0.5, 100, 0, 0, 0, 1};
   plan.sizes = {{128, 192}};
-  CHECK(has(save_failed_step(dir.path.string(), t, plan, {41, {}, n}, batch), "are in "));
+  CHECK(has(save_failed_step(dir.path.string(), t, plan, {41, 0.5, {}, n}, batch), "are in "));
   const auto file = read_pth(dir / "nonfinite.pth").toGenericDict();
   CHECK(file.at("iteration").toInt() == 41);
   CHECK(file.at("lr").toDouble() == 0.5);
@@ -404,7 +404,7 @@ TEST_CASE("saving: a failed step is saved with its batch, settings, losses and w
   for (const char* name : {"total", "iou", "obj", "cls", "l1", "grad_norm"})
     CHECK(losses.at(name).toDouble() == want++);
   // If the file cannot be written, the message says so.
-  CHECK(has(save_failed_step(dir / "gone", t, plan, {41, {}, n}, batch), "could not be saved"));
+  CHECK(has(save_failed_step(dir / "gone", t, plan, {41, 0.5, {}, n}, batch), "could not be saved"));
 }
 
 TEST_CASE("checkpoints: weights of another model are not resumed from; the message suggests --model") {

@@ -63,7 +63,7 @@ struct TrainSteps {
       t.scaler.update();
       return losses;
     });
-    unread.add(t.iteration, dtr.step(), losses);
+    unread.add(t.iteration, next.lr.value, dtr.step(), losses);
     t.count_step(next.lr.value);
     return losses;
   }
@@ -72,7 +72,7 @@ struct TrainSteps {
 // Returns the losses as numbers.
 inline StepMetrics numbers_of(const Losses& losses) {
   UnreadSteps unread(losses.total.device(), true);
-  unread.add(0, {}, losses);
+  unread.add(0, 0, {}, losses);
   return unread.read()[0].numbers;
 }
 

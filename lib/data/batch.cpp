@@ -16,8 +16,9 @@ Tensor Targets::counts_on(torch::Device device) const {
 }
 
 Targets Targets::slice(int64_t from, int64_t to) const {
+  if (from == 0 && to == int64_t(counts.size())) return *this;
   std::vector<int64_t> here(counts.begin() + from, counts.begin() + to);
-  if (device_counts.defined()) here.assign(here.size(), std::ranges::max(counts));  // the bound of any image
+  if (sorted_bounds) here.assign(here.size(), std::ranges::max(counts));  // the bound of any image
   return {boxes.slice(0, from, to), classes.slice(0, from, to), here,
           device_counts.defined() ? device_counts.slice(0, from, to) : Tensor(),
           ignored.defined() ? ignored.slice(0, from, to) : Tensor()};

@@ -26,11 +26,12 @@ using torch::Tensor;
 struct Targets {
   Tensor boxes;    // [B, G, 4] float: cx, cy, w, h in pixels of the network's input
   Tensor classes;  // [B, G] int64
-  // Number of objects of each image. In a step that is recorded as a CUDA graph, upper bounds of the sorted
-  // numbers, because the graph must fit later batches, too.
+  // Number of objects of each image. In a step that is recorded as a CUDA graph, upper bounds of the numbers
+  // in descending order (sorted_bounds), because the graph must fit later batches, too.
   std::vector<int64_t> counts;
   Tensor device_counts = {};  // [B] int64, the exact counts on the device of `boxes`; undefined: `counts`
   Tensor ignored = {};        // [B, I, 4] regions in the form of `boxes`, padded with zeros; undefined: none
+  bool sorted_bounds = false;
 
   // Sum of `counts`.
   int64_t total() const;

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstring>
 #include <exception>
@@ -27,8 +28,10 @@ namespace {
 
 // Complete texts, because a signal handler must not allocate. Never destroyed, because exit() can crash.
 struct Context {
-  std::string path, settings,
-      step = "before the first step";  // path: of crash.txt; empty before crash_context()
+  std::string path, settings;  // path: of crash.txt; empty before crash_context()
+  // Two texts in turn, because the handler may read one in another thread.
+  std::string steps[2] = {"before the first step", ""};
+  std::atomic<int> step{0};
 };
 Context& context = *new Context;
 
@@ -43,7 +46,8 @@ void report(const char* prefix, const char* cause, const char* more, bool with_s
   const int file = open(context.path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   const int fd = file < 0 ? 2 : file;
   put(2, {"\n", file < 0 ? "cannot write" : "crash report:", " ", context.path, "\n"});
-  put(fd, {"==== ended by ", prefix, cause, "\n", context.step, "\n\n", more, "\n\n", context.settings});
+  put(fd, {"==== ended by ", prefix, cause, "\n", context.steps[context.step], "\n\n", more, "\n\n",
+           context.settings});
   if (with_stack) {
     put(fd, {"\nstack: file(function+offset); addr2line -Cfie FILE OFFSET prints the source line\n"});
     void* frames[64];
@@ -90,7 +94,11 @@ void write_crash(const std::string& more) {
   if (!context.path.empty()) report("", message_of_exception().c_str(), more.c_str(), /*with_stack=*/false);
 }
 
-void crash_step(const std::string& text) { context.step = text; }
+void crash_step(const std::string& text) {
+  const int next = 1 - context.step;
+  context.steps[next] = text;
+  context.step = next;
+}
 
 void crash_context(const std::string& folder, const std::string& text, const std::string& name) {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);

@@ -145,7 +145,7 @@ int64_t Progress::log_steps(const std::vector<StepRow>& steps, const Plan& plan)
     if (++timed_steps == 25 && device.is_cuda() && !dtr)
       log.line(launch_note(idle_steps, 20, waited / (now() - last_time)));
   }
-  print(steps.back().step, plan);
+  print(steps.back().step, steps.back().lr, plan);
   return not_finite;
 }
 
@@ -162,12 +162,11 @@ void Progress::add(const StepRow& row, const Plan& plan) {
   of_epoch.add(row.numbers);
 }
 
-void Progress::print(int64_t i, const Plan& plan) {
+void Progress::print(int64_t i, double lr, const Plan& plan) {
   const bool keep = (i + 1) % plan.per_epoch == 0 || i + 1 == plan.iters;
   if ((keep ? of_epoch : recent).steps == 0 || !(i == first || keep || now() - last_time > 1)) return;
   const double steps = double(recent.steps), seconds = now() - last_time, share = waited / seconds;
-  const double speed = steps * double(plan.batch) / seconds, epoch = double(i / plan.per_epoch + 1),
-               lr = learning_rate(plan.schedule, i);
+  const double speed = steps * double(plan.batch) / seconds, epoch = double(i / plan.per_epoch + 1);
   if (steps > 0) rate = rate == 0 || i < first + 20 ? speed : 0.9 * rate + 0.1 * speed;
   StepMetrics m = recent.take();
   const DtrSteps remade = std::exchange(again, {});
@@ -181,7 +180,7 @@ void Progress::print(int64_t i, const Plan& plan) {
                               {10, "iter", concat(i % plan.per_epoch + 1, "/", plan.per_epoch)},
                               {6, "total", formatted("%.2f", m.total)}};
   auto terms = m.all(StepMetrics::Kind::kTerm);
-  if (dtr && !terms.empty()) terms.pop_back();  // there is no room; metrics.csv has all terms
+  if (dtr) std::erase_if(terms, [](const auto& term) { return term.first == "l1"; });  // there is no room
   for (const auto& [name, value] : terms)
     columns.push_back({std::max<size_t>(5, name.size() + 1), name, formatted("%.2f", value)});
   if (dtr) columns.push_back({5, "dtr", formatted("%.0f%%", 100 * remade.share())});

@@ -93,8 +93,8 @@ class Progress {
  private:
   // Adds a step to the means.
   void add(const StepRow& row, const Plan& plan);
-  // Prints a line after step i, if it is time for one.
-  void print(int64_t i, const Plan& plan);
+  // Prints a line after step i, if it is time for one. lr: of this step.
+  void print(int64_t i, double lr, const Plan& plan);
   // Appends a row to metrics.csv and the same values to the TensorBoard events.
   void record(int64_t steps, double epoch, const StepMetrics& n, double lr, double speed, double share,
               const DtrSteps& remade);

@@ -153,7 +153,7 @@ std::string save_failed_step(const std::string& run, Training& t, const Plan& pl
   for (const auto& v : row.numbers.values) losses.insert(v.name, v.value);
   auto file = empty_dict();
   file.insert("iteration", row.step);
-  file.insert("lr", learning_rate(plan.schedule, row.step));
+  file.insert("lr", row.lr);
   file.insert("losses", losses);
   file.insert("height", int64_t{size.height});
   file.insert("width", int64_t{size.width});
@@ -179,7 +179,7 @@ void report_failed_step(const std::string& run, Training& t, const Plan& plan, c
                         const Batch& batch, int rank) {
   const std::string terms = to_string(failed.row.numbers);
   fail(failed.what(), " at step ", failed.row.step, " (", terms, terms.empty() ? "lr " : ", lr ",
-       learning_rate(plan.schedule, failed.row.step), "; images ", image_names(batch), "); ",
+       failed.row.lr, "; images ", image_names(batch), "); ",
        save_failed_step(run, t, plan, failed.row, batch, rank),
        "; continue from the last checkpoint with a lower lr: ./train --resume ", shell_word(run), " --lr ",
        plan.schedule.lr / 2);

@@ -6,7 +6,6 @@
 #pragma once
 #include <torch/torch.h>
 
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -56,7 +55,7 @@ void freeze_parts(torch::nn::Module& model, std::string& parts, const std::strin
 
 // Returns a new model on the device, in the channels-last memory format, with the weights of --weights if
 // given, and the parts of --freeze frozen. The recipe freezes the stem only if all of it is in the file. Sets
-// `info`. Adds lines for the log to `notes`. saved: the resumed run; Run::resume() loads its weights later.
+// `info`. Adds lines for the log to `notes`. saved: the resumed run; resume_run() loads its weights later.
 YOLOX new_model(Config& config, const SavedRun& saved, const Dataset& data, torch::Device device,
                 WeightsInfo& info, std::vector<std::string>& notes);
 

@@ -99,6 +99,7 @@ StepGraphs::Kind* StepGraphs::kind_of(const StepInput& input) {
         torch::zeros({n, rows, 4}, from.boxes.options()), torch::zeros({n, rows}, from.classes.options()),
         std::vector<int64_t>(n, usual_rows), torch::zeros({n}, from.classes.options())};
     std::fill_n(kind->input.batch.targets.counts.begin(), crowded, rows);
+    kind->input.batch.targets.sorted_bounds = true;
     if (regions > 0) kind->input.batch.targets.ignored = torch::zeros({n, regions, 4}, from.boxes.options());
   }
   Targets& targets = kind->input.batch.targets;

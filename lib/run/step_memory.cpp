@@ -40,7 +40,7 @@ int64_t MicroBatches::retry(const std::exception& e, int64_t parts, ImageSize si
   const torch::Device device = t.scaler.scale.device();
   const std::string error = e.what();
   if (error.find("returned nan values") != std::string::npos)  // torch's anomaly mode (--debug)
-    throw StepFailed(error.substr(0, error.find('.')), {t.iteration, {}, {}});
+    throw StepFailed(error.substr(0, error.find('.')), {t.iteration, t.optimizer.lr, {}, {}});
   const std::string what =
       concat("out of memory at step ", t.iteration, " with ", size.height, "x", size.width, " pixels");
   int64_t next = parts;
@@ -82,9 +82,7 @@ double TrialStep::operator()(int64_t images, int64_t accum) const {
       dtr.run([&] { forward_backward(t, input, parts, /*use_l1=*/false, nullptr, nullptr); });
     };
     if (dtr.on()) step();  // the first step is slow
-    const double start = now();
     step();
-    seconds = now() - start;
     if (device.is_cuda()) torch::cuda::synchronize(device.index());
     bytes = memory_peak(device) + waiting;
   } catch (const std::exception& e) {
@@ -161,10 +159,20 @@ static std::string choose_threads(Config& config, const TrialStep& trial, int64_
   std::string how;
   // With --deterministic, two equal commands have equal results, which depend on the number.
   if (config.threads == 0 && !config.deterministic) {
+    const Training& t = trial.t;
+    SavedStatistics statistics(*t.model);
+    const auto images =
+        torch::full({std::min<int64_t>(share, 4), 3, trial.base.height, trial.base.width}, 114, t.type)
+            .contiguous(torch::MemoryFormat::ChannelsLast);
     config.threads = fastest_threads([&] {
-      trial(std::min<int64_t>(share, 4), /*accum=*/1);
-      return ranks.max(trial.seconds);
+      const double start = now();
+      const AutocastGuard autocast(torch::kCPU, t.amp);
+      const Predictions p = YOLOX(t.model)(images);
+      (p.reg.sum() + p.obj.sum() + p.cls.sum()).backward();
+      return ranks.max(now() - start);
     });
+    trial.t.optimizer.zero_grad();
+    statistics.restore();
     how = "; --threads N fixes it";
   }
   if (config.threads > 0) torch::set_num_threads(config.threads);

@@ -113,8 +113,6 @@ struct TrialStep {
   // Returns the peak memory of a step in bytes, or infinity if memory runs out. Afterwards dtr.step() has the
   // statistics of this step, batch norm statistics are as before, and there are no gradients.
   double operator()(int64_t images, int64_t accum) const;
-
-  mutable double seconds = 0;  // duration of the latest step
 };
 
 // Returns the plan of a run whose steps fit into memory. With --bs auto, sets config.bs to the largest batch

@@ -107,6 +107,7 @@ inline std::string stop_reason(const StepMetrics& n, int64_t& skipped) {
 // A step whose numbers have been read.
 struct StepRow {
   int64_t step;
+  double lr;
   DtrStep dtr;
   StepMetrics numbers;      // without values if backward() failed
   bool gpu_waited = false;  // the GPU had ended the step before when the last kernel of this one was launched
@@ -125,9 +126,9 @@ class UnreadSteps {
 
   // Adds a step whose kernels have been launched. Waits until the GPU has ended the step before the previous
   // one, because each step in advance needs the memory of its batch.
-  void add(int64_t step, const DtrStep& dtr, const Losses& l) {
+  void add(int64_t step, double lr, const DtrStep& dtr, const Losses& l) {
     const WaitsFor gpu("the GPU");
-    StepRow row{step, dtr, {}};
+    StepRow row{step, lr, dtr, {}};
     std::vector<Tensor> all{l.total};
     for (const auto& v : l.values) {
       all.push_back(v.value.to(l.total.options()));  // float32 is exact for up to 16 million positives
