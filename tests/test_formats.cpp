@@ -3,6 +3,7 @@
 #include "checkpoint/checkpoint.hpp"
 #include "layouts.hpp"
 #include "run/log.hpp"
+#include "run/progress.hpp"
 
 using namespace yolox;
 using namespace yolox::test;
@@ -66,7 +67,7 @@ TEST_CASE(
   };
   const std::string in_train = "train/1.jpg DIR/", in_val = "val/1.jpg\n";
   check_rows({
-    // clang-format off
+      // clang-format off
       // Of equal names, those in the folder of the split.
       {"by name", with(two, {"train/1.jpg", "train/2.jpg", "val/1.jpg", "val/2.jpg", "images/1.jpg"}),
           {"DIR/train/1.jpg DIR/train/2.jpg", "DIR/val/1.jpg"}},
@@ -126,7 +127,7 @@ TEST_CASE(
       {"longer than any path", one(std::string(5000, 'a'), "x.json", {}), {"none of its images"}},
       {"outside of the data set", one("b.png", "g/x.json", {"b.png"}), {"none of its images"}, {"g"}},
       {"a folder is no image", one("", "x.json", {}), {"none of its images"}},
-    // clang-format on
+      // clang-format on
   });
   // Paths of another machine are found by their ends.
   for (const std::string name : {R"(..\\..\\upload\\1\\x.jpg)", "images/1/x.jpg", "/mnt/set/1/x.jpg",
@@ -214,7 +215,7 @@ TEST_CASE("formats: the COCO files of a folder are chosen by split; an ambiguous
   for (auto& file : in_annotations)
     if (file.first.ends_with(".json")) file.first = "annotations/" + file.first;
   check_rows({
-    // clang-format off
+      // clang-format off
       {"one split", {{"val.json", json}, {"1.jpg", ""}}, {"one split"}},
       {"no split", {{"one.json", json}, {"two.json", json}, {"1.jpg", ""}}, {"several JSON files",
           "one, two"}},
@@ -230,14 +231,14 @@ TEST_CASE("formats: the COCO files of a folder are chosen by split; an ambiguous
           R"({"images":[{"id":1,"filename":"a.jpg"}],"categories":[{"id":1,"name":"a"}],)" R"("annotation":[{"id":1,"image_id":1,"category_id":1,"bbox":[1,2,3,4]}]})"},
           {"a.jpg", ""}}, {": DIR/a.jpg\nclasses a\nbox DIR/x.json: annotation 1 of image 1 class 1 [1 2 3 "
           "4]"}},
-    // clang-format on
+      // clang-format on
   });
 }
 
 TEST_CASE("formats: COCO images that are listed twice are put together; two names of one file are an error") {
   const Names boxes = {"3 1 [1,2,3,4]", "1 1 [5,6,7,8]"};
   check_rows({
-    // clang-format off
+      // clang-format off
       {"twice", {{"train.json", coco({"a.png 40x30", "b.png", "a.png 40x30"}, boxes)}, {"train/a.png", ""},
           {"train/b.png", ""}}, {"train/a.png DIR/train/b.png\n", "1 of image 1 class 1 [1 2 3 4]",
           "2 of image 1 class 1 [5 6 7 8]", "1 images repeat the file_name of another one, such as image 3"}},
@@ -250,7 +251,7 @@ TEST_CASE("formats: COCO images that are listed twice are put together; two name
           "!annotation 1"}},
       {"two names of one file", {{"train.json", coco({"x/1/a.png", "b.png", "x/2/a.png"}, boxes)},
           {"pictures/of/january/a.png", ""}}, {"are read from the same file"}},
-    // clang-format on
+      // clang-format on
   });
 }
 
@@ -263,15 +264,17 @@ TEST_CASE("formats: a category without boxes that is the supercategory of all ot
   const auto files = [&](const std::string& train, const std::string& val) {
     return Files{{"train.json", train}, {"val.json", val}, {"a.png", "@20x20"}};
   };
-  check_rows({
-    // clang-format off
+  check_rows(
+      {
+          // clang-format off
       {"dropped", files(json(2, "cells"), json(3, "cells")), {"train.json: 1 images\nclasses red, white\n",
           "val.json: 1 images\nclasses red, white\nbox DIR/a.png class 1", "left out the category cells",
           "!unknown class"}},
       {"with a box", files(json(2, "cells"), json(1, "cells")), {"classes cells, red, white"}},
       {"not of all", files(json(2, "none"), json(3, "none")), {"classes cells, red, white"}},
-    // clang-format on
-  }, loading);
+          // clang-format on
+      },
+      loading);
   TempDir dir;
   put(dir, files(json(2, "cells"), json(3, "cells")));
   const auto classes = [&](size_t of_model) {
@@ -376,10 +379,10 @@ TEST_CASE("formats: Pascal VOC splits are read from ImageSets/Main; the classes 
                         {"Annotations/a.xml", voc(object("cat"))},   {"JPEGImages/a.jpg", ""},
                         {"ImageSets/Main/train.txt", "a b\n"},       {"ImageSets/Main/val.txt", "\n"}};
   check_rows({
-    // clang-format off
+      // clang-format off
       {"names with spaces, an empty list", spaces, {": DIR/JPEGImages/a b.jpg\n", "one split"}},
       {"no such list", spaces, {"no split \"test\"; it has train"}, {"", "test"}},
-    // clang-format on
+      // clang-format on
   });
 }
 
@@ -598,7 +601,7 @@ TEST_CASE(
     return lines;
   };
   check_rows({
-    // clang-format off
+      // clang-format off
       {"kpt_shape", yolo({line + " 0.1 0.1 2 0.2 0.2 2\n"}, "kpt_shape: [2, 3]\n"), {whole, "!label cannot"}},
       {"visibilities", yolo({with_visibility, with_visibility}), {whole, "the labels with 14 columns are "
           "read as class, box and keypoints"}},
@@ -615,7 +618,7 @@ TEST_CASE(
       {"corners of a box", yolo(Names(10, line + " 0.4 0.4 0.6 0.4\n")), {"!" + whole, "!keypoints"}},
       {"14 columns are no polygon", yolo(last(Names(10, with_visibility), line +
           " 0.3 0.4 2 0.99 0.7 1 0 0 0\n")), {"a.txt:1: ", "b.txt:1: ", "j.txt:1: ", "!box"}},
-    // clang-format on
+      // clang-format on
   });
 }
 
@@ -675,7 +678,7 @@ TEST_CASE("formats: YOLO images are listed recursively and paired with their lab
   Files only_shared = yolo({kLine});
   only_shared.emplace_back("images/a.png", "");
   check_rows({
-    // clang-format off
+      // clang-format off
       {"beside the images", {{"photos/a.jpg", ""}, {"photos/a.txt", kLine}, {"data.yaml",
           "train: photos\nnames: [cat]"}}, {"box DIR/photos/a.txt:1"}},
       {"beside the images, in a folder images", {{"images/a.jpg", ""}, {"images/a.txt", kLine}, {"data.yaml",
@@ -686,7 +689,7 @@ TEST_CASE("formats: YOLO images are listed recursively and paired with their lab
           "DIR/images/a.png; keep one of them"}},
       {"no other images", only_shared, {"none of its 2 label files can be used; correct them: "
           "DIR/labels/a.txt: DIR/images/a.jpg, "}},
-    // clang-format on
+      // clang-format on
   });
 }
 
@@ -745,11 +748,11 @@ TEST_CASE("formats: data.yaml: image paths may be absolute or relative to severa
   put(dir, {{"v/images/notes.txt", ""}});
   CHECK_HAS(reading(dir), "val: no images in ../v/images");
   check_rows({
-    // clang-format off
+      // clang-format off
       {"a list of two recordings with equal names", {{"data.yaml", "train: list.txt\nnames: [cat]"},
           {"list.txt", "/old/x/1.jpg\n"}, {"cam1/1.jpg", "1"}, {"cam2/1.jpg", "2"}},
           {"list.txt: two folders have images of its names", "correct the paths in the list"}},
-    // clang-format on
+      // clang-format on
   });
 }
 
@@ -889,7 +892,7 @@ TEST_CASE("formats: labels of labelImg, CVAT, Darknet, Yolo_mark and Roboflow in
         {{split + "a.jpg", ""}, {split + "a.txt", line}, {split + "_darknet.labels", "cat\nred dog"}});
   no_names[0].second = "classes = 2\ntrain = train.txt\n";
   check_rows({
-    // clang-format off
+      // clang-format off
       // The folder may be called images, although labels of YOLO are in a folder `labels` in other layouts.
       {"labelImg", {{"images/a.jpg", ""}, {"images/b.PNG", ""}, {"images/c.jpg", ""}, {"images/a.txt", line},
           {"images/classes.txt", "cat\ndog\n"}}, {": DIR/images/a.jpg DIR/images/b.PNG "
@@ -911,7 +914,7 @@ TEST_CASE("formats: labels of labelImg, CVAT, Darknet, Yolo_mark and Roboflow in
           "val DIR/train/_darknet.labels (val): DIR/valid/a.jpg\n"}},
       {"Roboflow, one folder", roboflow, {": DIR/train/a.jpg\nclasses cat, red dog\nbox DIR/train/a.txt:1" +
           box, "one split"}, {"train"}},
-    // clang-format on
+      // clang-format on
   });
 }
 
@@ -919,58 +922,38 @@ TEST_CASE("formats: labels of labelImg, CVAT, Darknet, Yolo_mark and Roboflow in
 
 TEST_CASE(
     "formats: boxes that are no pixels, or classes that do not begin with 0, are refused in each format") {
-  // The same six boxes in each of 4 images of 160x120, converted to x, y, w, h by a row.
+  // The same six boxes in each of 4 images of 160x120, in units by row.
   struct Unit {
-    std::string title, wanted;
-    std::vector<double> (*box)(double, double, double, double);
+    std::string wanted;
+    double x, y;  // factors
+    bool corners = false;
   };
   const double boxes[6][4] = {{10, 20, 60, 30},  {90, 10, 50, 60}, {20, 70, 70, 40},
                               {100, 60, 55, 50}, {5, 5, 40, 40},   {80, 30, 70, 80}};
   for (const Unit& u :
-       {Unit{"pixels", "24 boxes",
-             [](double x, double y, double w, double h) {
-               return std::vector{x, y, w, h};
-             }},
-        Unit{"fractions", "24 of 24 boxes are fractions of the image size",
-             [](double x, double y, double w, double h) {
-               return std::vector{x / 160, y / 120, w / 160, h / 120};
-             }},
-        Unit{"per cent", "all 24 boxes are within 0..100, although the images are larger: per cent",
-             [](double x, double y, double w, double h) {
-               return std::vector{x / 1.6, y / 1.2, w / 1.6, h / 1.2};
-             }},
-        Unit{"corners", "boxes reach beyond their images",
-             [](double x, double y, double w, double h) {
-               return std::vector{x, y, x + w, y + h};
-             }},
-        Unit{"another image size", "24 boxes reach beyond their images",
-             [](double x, double y, double w, double h) {
-               return std::vector{4 * x, 4 * y, 4 * w, 4 * h};
-             }}}) {
+       {Unit{"one split", 1, 1}, Unit{"error: DIR", 1. / 160, 1. / 120},
+        Unit{"24 of 24 boxes are fractions of the image size", 1. / 160, 1. / 120},
+        Unit{"all 24 boxes are within 0..100, although the images are larger: per cent", 1 / 1.6, 1 / 1.2},
+        Unit{"boxes reach beyond their images", 1, 1, true},
+        Unit{"24 of 24 boxes reach beyond their images", 4, 4}}) {
+    Files as_coco, as_voc;
     Names images, annotations;
     std::string objects;
     for (int i = 0; i < 4; ++i) {
-      images.push_back(concat(i, ".png 160x120"));
+      objects.clear();
       for (const auto& b : boxes) {
-        const auto v = u.box(b[0], b[1], b[2], b[3]);
-        annotations.push_back(concat(i + 1, " 1 [", v[0], ",", v[1], ",", v[2], ",", v[3], "]"));
-        if (i == 0) objects += object("a", concat(v[0], " ", v[1], " ", v[0] + v[2], " ", v[1] + v[3]));
+        const double x = b[0] * u.x, y = b[1] * u.y, w = b[2] * u.x + (u.corners ? x : 0),
+                     h = b[3] * u.y + (u.corners ? y : 0);
+        annotations.push_back(concat(i + 1, " 1 [", x, ",", y, ",", w, ",", h, "]"));
+        objects += object("a", concat(x, " ", y, " ", x + w, " ", y + h));
       }
-    }
-    Files as_coco = {{"x.json", coco(images, annotations)}}, as_voc;
-    for (int i = 0; i < 4; ++i) {
+      images.push_back(concat(i, ".png 160x120"));
       as_coco.emplace_back(concat(i, ".png"), "@160x120");
       as_voc.insert(as_voc.end(), {{concat("JPEGImages/", i, ".png"), "@160x120"},
                                    {concat("Annotations/", i, ".xml"), voc(objects)}});
     }
-    const bool right = u.title == "pixels";
-    for (const auto* files : {&as_coco, &as_voc})
-      check_rows({
-        // clang-format off
-          {u.title, *files, right ? Names{"one split", "!error"} : Names{"error: DIR",
-              u.wanted.substr(u.wanted == "24 boxes reach beyond their images" ? 3 : 0)}},
-        // clang-format on
-      }, loading);
+    as_coco.emplace_back("x.json", coco(images, annotations));
+    check_rows({{"COCO", as_coco, {u.wanted}}, {"VOC", as_voc, {u.wanted}}}, loading);
   }
   const std::string pixels = "0 120 80 40 30\n", inside = "0 0.5 0.5 0.2 0.2\n0 0.95 0.5 0.1 0.2\n",
                     out = "reach beyond their images, such as DIR/labels/";
@@ -1004,8 +987,9 @@ TEST_CASE(
     return Files{{"x.json", coco({"a.png"}, boxes, {"a", "b"})}, {"a.png", "@160x120"}};
   };
   const std::string one = "box DIR/a.png class 0 [10 20 40 60]\n";
-  check_rows({
-    // clang-format off
+  check_rows(
+      {
+          // clang-format off
       {"equal", json({"1 1 [10,20,30,40]", "1 1 [10,20,30,40]"}), {one,
           "duplicate box: DIR/x.json: annotation 2"}},
       {"last digit", json({"1 1 [10,20,30,40]", "1 1 [10.01,20,30,39.99]"}), {one,
@@ -1020,8 +1004,37 @@ TEST_CASE(
           "<difficult>1</difficult>"))}}, {"all 1 boxes are crowds"}},
       {"none", json({"1 1 [1,1,0,0]"}), {"no usable box", "the first problem: box without area"}},
       {"empty", json({}), {"no usable box"}},
-    // clang-format on
-  }, loading);
+          // clang-format on
+      },
+      loading);
+}
+
+TEST_CASE("formats: the log counts ignored regions") {
+  TempDir dir;
+  put(dir, {{"x.json", coco({"a.png"}, {"1 1 [10,20,30,40],\"iscrowd\":1", "1 1 [50,20,30,40]"})},
+            {"a.png", "@160x120"}});
+  Log log(dir / "log.txt", /*quiet=*/true);
+  log_classes(log, load_splits({dir.path.string()}));
+  CHECK_HAS(contents(dir / "log.txt"),
+            "boxes   1 for training: a 1; and 1 ignored regions (crowds, difficult objects)\n");
+}
+
+PROGRAM_TEST("eval: detections and a ground truth in fractions, or with corners, are refused") {
+  TempDir dir;
+  const auto eval = [&](const std::string& of_truth, const std::string& of_found) {
+    put(dir, {{"gt.json", coco({"a.png 160x120"}, {"1 1 " + of_truth})},
+              {"dt.json", "[{\"image_id\":1,\"category_id\":1,\"score\":0.9,\"bbox\":" + of_found + "}]"}});
+    const std::string command = concat("$YOLOX_PROGRAMS/eval --gt ", dir / "gt.json", " --dt ",
+                                       dir / "dt.json", " > ", dir / "out.txt 2>&1");
+    return concat(std::system(command.c_str()) == 0 ? "" : "refused ", contents(dir / "out.txt"));
+  };
+  const std::string right = "[80,60,40,50]", fractions = "[0.5,0.5,0.25,0.42]", corners = "[80,60,120,110]";
+  CHECK_HAS(eval(right, right), "AP");
+  CHECK_HAS(eval(fractions, right), "refused error: " + (dir / "gt.json: 1 of 1 boxes are fractions"));
+  CHECK_HAS(eval(right, fractions), "refused error: " + (dir / "dt.json: 1 of 1 boxes are fractions"));
+  CHECK_HAS(eval(right, corners),
+            "refused error: " + (dir / "dt.json: 1 of 1 boxes reach beyond their images"));
+  CHECK_HAS(eval(right, "[80,60,9000,9000]"), "AP");  // of an untrained model
 }
 
 TEST_CASE("formats: class names are compared in one normal form, and a message says what differs") {
@@ -1055,10 +1068,10 @@ TEST_CASE("formats: class names are compared in one normal form, and a message s
   check_rows(rows, loading);
   CHECK(normal_name("a\u0308\u0323 \xff\u00df") == "\u00e4\u0323 \xff\u00df");
   check_rows({
-    // clang-format off
+      // clang-format off
       {"VOC", {{"a.jpg", ""}, {"b.jpg", ""}, {"a.xml", voc(object("red disc"))}, {"b.xml",
           voc(object("red\u00a0disc "))}}, {"classes red disc\n"}},
-    // clang-format on
+      // clang-format on
   });
 }
 
@@ -1111,7 +1124,7 @@ TEST_CASE(
     return Files{{"x/" + name, text}, {"x/a.jpg", ""}};
   };
   std::vector<Row> rows = {
-    // clang-format off
+      // clang-format off
       {"nowhere", {}, {"DIR/nowhere does not exist"}, {"nowhere"}},
       {"no file", {}, {"does not exist"}, {"nowhere.yaml"}},
       {"empty", {}, {"an empty folder"}},
@@ -1122,7 +1135,7 @@ TEST_CASE(
       {"labelme as file", {{"x.json", R"({"shapes": [], "imagePath": "a.jpg"})"}},
           {"DIR/x.json is a file of labelme; convert it"}, {"x.json"}},
       {"a table as file", {{"x.csv", "a.jpg,1,2,3,4,cat\n"}}, {"DIR/x.csv is a CSV table"}, {"x.csv"}},
-    // clang-format on
+      // clang-format on
   };
   for (const auto& [name, text, wanted] : std::vector<std::array<std::string, 3>>{
            {"a.zip", "PK\3\4", "an archive; unpack it"},
@@ -1256,14 +1269,14 @@ TEST_CASE(
     return all;
   };
   check_rows({
-    // clang-format off
+      // clang-format off
       {"one folder", with("images"), {"one split", "!note"}},
       {"one folder, held out", with("images"), {"2 images held out"}, {"", "", 0.7}},
       {"an absolute path", with("DIR/images"), {"one split", "!note"}},
       {"a list in another order of writing", with("some.txt", "DIR/images/b.jpg\n./other/images/b.jpg\n"),
           {"1 of 2 images are training images, too"}},
       {"another folder", with("other/images"), {"val ", "!training images"}},
-    // clang-format on
+      // clang-format on
   });
   TempDir dir;
   put(dir, with("val/images"));
