@@ -1026,7 +1026,8 @@ PROGRAM_TEST("eval: detections and a ground truth in fractions, or with corners,
               {"dt.json", "[{\"image_id\":1,\"category_id\":1,\"score\":0.9,\"bbox\":" + of_found + "}]"}});
     const std::string command = concat("$YOLOX_PROGRAMS/eval --gt ", dir / "gt.json", " --dt ",
                                        dir / "dt.json", " > ", dir / "out.txt 2>&1");
-    return concat(std::system(command.c_str()) == 0 ? "" : "refused ", contents(dir / "out.txt"));
+    const bool refused = std::system(command.c_str()) != 0;
+    return concat(refused ? "refused " : "", contents(dir / "out.txt"));
   };
   const std::string right = "[80,60,40,50]", fractions = "[0.5,0.5,0.25,0.42]", corners = "[80,60,120,110]";
   CHECK_HAS(eval(right, right), "AP");

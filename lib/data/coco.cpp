@@ -58,9 +58,10 @@ Source read_coco_source(const std::string& json, const std::string& images) {
   source.coco = read_coco(json);
   check(!source.coco.images.empty(), json, " lists no images; use a file with images");
   check(!source.coco.categories.empty(), json, " lists no categories; use a file with categories");
-  fs::path root = fs::absolute(json).parent_path();
+  fs::path root = fs::path(json).parent_path();
   if (root.filename() == "annotations") root = root.parent_path();
   if (!images.empty()) root = images;
+  if (root.empty()) root = ".";
   check(is_folder(root), "--images ", images, " is no folder; give the folder of the images");
   std::string split = fs::path(json).stem().string();
   if (split.starts_with("instances_")) split = split.substr(10);

@@ -240,7 +240,7 @@ std::string difference_of(const std::string& a, const std::string& b) {
 void check_units(const std::string& name, const std::vector<PlacedBox>& boxes, bool relative,
                  const std::function<std::string(size_t)>& where) {
   size_t n = 0, tiny = 0, beyond = 0, sized = 0, first_tiny = 0, first_beyond = 0;
-  double right = 0, bottom = 0, odds = 0;
+  double right = 0, bottom = 0, odds = 0, centres = 0;
   for (size_t i = 0; i < boxes.size(); ++i) {
     const PlacedBox& b = boxes[i];
     if (!(b.w > 0 && b.h > 0)) continue;
@@ -255,6 +255,7 @@ void check_units(const std::string& name, const std::vector<PlacedBox>& boxes, b
     const bool out = x2 > (1 + tolerance) * b.width || y2 > (1 + tolerance) * b.height ||
                      b.x < -tolerance * b.width || b.y < -tolerance * b.height;
     if (out && beyond++ == 0) first_beyond = i;
+    centres += (b.x + b.w / 2) / b.width + (b.y + b.h / 2) / b.height;
     // Against a box that is anywhere in its image, and is within the first 100 x 100 pixels.
     odds += std::log(std::max(1.0, b.width / 100.0) * std::max(1.0, b.height / 100.0));
   }
@@ -267,8 +268,9 @@ void check_units(const std::string& name, const std::vector<PlacedBox>& boxes, b
   if (tiny > 0 && 2 * tiny >= n)
     fail(name, ": ", tiny, " of ", n, " boxes are fractions of the image size instead of pixels",
          such_as(first_tiny), relative ? "; were they divided by the image size twice?" : "; " + multiply);
-  constexpr double kOdds = 13.8;  // a million to one
-  if (odds > kOdds && right > 50 && bottom > 50 && right <= 100.5 && bottom <= 100.5)
+  constexpr double kOdds = 13.8;                          // a million to one
+  const bool off_centre = centres < 0.8 * double(sized);  // in pixels, the sum of both is about 1
+  if (odds > kOdds && off_centre && right > 50 && bottom > 50 && right <= 100.5 && bottom <= 100.5)
     fail(name, ": all ", n, " boxes are within 0..100, although the images are larger: per cent instead of ",
          "pixels", such_as(0), "; ", multiply, ", and divide by 100");
   if (beyond == 0 || 2 * beyond < sized) return;
@@ -478,8 +480,10 @@ std::vector<std::string> find_images(const std::string& list, const std::vector<
     }
   }
   const std::string folder = places.empty() ? root.string() : places[0].folder;
-  for (size_t i = 0; i < names.size(); ++i)
-    if (rank[i] < 0) found[i] = (fs::path(folder) / wanted[i].substr(1)).string();
+  for (size_t i = 0; i < names.size(); ++i) {
+    const fs::path file = rank[i] < 0 ? fs::path(folder) / wanted[i].substr(1) : fs::path(found[i]);
+    found[i] = file.lexically_normal().string();
+  }
   return found;
 }
 
