@@ -42,21 +42,6 @@ Image write_noise(const std::string& path, int seed) {
   return image;
 }
 
-// A COCO file that is built entry by entry. Images have the ids 1, 2, ... The only class is "a".
-struct CocoFile : CocoDataset {
-  CocoFile() { categories = {{1, "a"}}; }
-  void add_image(const std::string& file, int width = 0, int height = 0) {
-    images.push_back({int64_t(images.size()) + 1, file, width, height});
-  }
-  void add_box(int64_t image, double x, double y, double w, double h, int64_t category = 1) {
-    annotations.push_back({int64_t(annotations.size()) + 1, image, category, x, y, w, h, w * h, false});
-  }
-  void write(const std::string& path) const {
-    fs::create_directories(fs::path(path).parent_path());
-    write_coco(path, *this);
-  }
-};
-
 Dataset dataset(const std::string& json) { return load_dataset(read_sources({json}).train, ""); }
 
 // Returns all batches of a loader, in order.
@@ -339,10 +324,8 @@ TEST_CASE("data: results of the image check are stored under a key of the files 
   CHECK(check_images(files, dir / "a.png/no/folder").images[0].width == 41);
   // The key of a data set depends on which of its images are used.
   const auto data_key = [&](int width_of_a, int width_of_b) {
-    CocoFile coco;
-    coco.add_image("a.png", width_of_a, 30);
-    coco.add_image("b.png", width_of_b, 30);
-    coco.write(dir / "x.json");
+    put(dir,
+        {{"x.json", coco({concat("a.png ", width_of_a, "x30"), concat("b.png ", width_of_b, "x30")}, {})}});
     return dataset(dir / "x.json").key;
   };
   for (const char* name : {"images/a.png", "images/b.png"}) write_image(dir / name, 40, 30);
@@ -355,13 +338,13 @@ TEST_CASE(
     "data: an image that became unreadable is replaced in training, skipped in evaluation, fatal with "
     "--strict") {
   TempDir dir;
-  CocoFile coco;
+  Names names, boxes;
   for (int i = 0; i < 4; ++i) {
     write_image(dir / concat("images/", i, ".png"), 64, 64, cv::Scalar::all(50 * (i + 1)));
-    coco.add_image(concat(i, ".png"));
-    coco.add_box(i + 1, i, 0, 10, 10);
+    names.push_back(concat(i, ".png"));
+    boxes.push_back(concat(i + 1, " 1 [", i, ",0,10,10]"));
   }
-  coco.write(dir / "annotations/x.json");
+  put(dir, {{"annotations/x.json", coco(names, boxes)}});
   Dataset data = dataset(dir / "annotations/x.json");
   CHECK(data.problems->summary().empty());
   write_image(dir / "images/2.png", 64, 65);  // after the check
@@ -404,8 +387,7 @@ struct ThreeForms {
   static constexpr int kImages = 6;
   ThreeForms() {
     Rng rng(1, 2, 3);
-    CocoFile coco;
-    coco.categories = {{0, "cat"}, {1, "dog"}};
+    Names names, boxes;
     for (int i = 0; i < kImages; ++i) {
       const int w = 8 * int(rng.randint(12, 40)), h = 8 * int(rng.randint(12, 40));
       const std::string name = concat("photo", i), file = name + (i % 3 == 2 ? ".png" : ".jpg");
@@ -417,25 +399,23 @@ struct ThreeForms {
         fs::create_directories(dir / folder);
         REQUIRE(cv::imwrite(dir / (folder + file), picture));
       }
-      coco.add_image(file, w, h);
-      std::string xml = concat("<annotation><filename>", file, "</filename><size><width>", w,
-                               "</width><height>", h, "</height></size>");
-      std::string txt;
+      names.push_back(concat(file, " ", w, "x", h));
+      std::string txt, xml = concat("<filename>", file, "</filename><size><width>", w, "</width><height>", h,
+                                    "</height></size>");
       for (int k = 0; k < (i == 4 ? 0 : 3); ++k) {
         const int x = int(rng.randint(0, w / 2)), y = int(rng.randint(0, h / 2)),
                   bw = int(rng.randint(8, w / 2)), bh = int(rng.randint(8, h / 2)),
                   cls = int(rng.randint(0, 1));
-        coco.add_box(i + 1, x, y, bw, bh, cls);
-        xml += concat("<object><name>", cls ? "dog" : "cat", "</name><bndbox><xmin>", x, "</xmin><ymin>", y,
-                      "</ymin><xmax>", x + bw, "</xmax><ymax>", y + bh, "</ymax></bndbox></object>");
+        boxes.push_back(concat(i + 1, " ", cls + 1, " [", x, ",", y, ",", bw, ",", bh, "]"));
+        xml += object(cls ? "dog" : "cat", concat(x, " ", y, " ", x + bw, " ", y + bh));
         txt += concat(cls, std::setprecision(17), " ", (x + bw / 2.0) / w, " ", (y + bh / 2.0) / h, " ",
                       1.0 * bw / w, " ", 1.0 * bh / h, "\n");
       }
-      write_text(dir / ("voc/Annotations/" + name + ".xml"), xml + "</annotation>");
+      write_text(dir / ("voc/Annotations/" + name + ".xml"), voc(xml));
       if (!txt.empty()) write_text(dir / ("yolo/labels/" + name + ".txt"), txt);
     }
-    coco.write(dir / "coco/annotations/all.json");
-    write_text(dir / "yolo/data.yaml", "train: images\nval: images\nnames: [cat, dog]\n");
+    put(dir, {{"coco/annotations/all.json", coco(names, boxes, {"cat", "dog"})},
+              {"yolo/data.yaml", "train: images\nval: images\nnames: [cat, dog]\n"}});
   }
 };
 const ThreeForms& forms() {
@@ -512,17 +492,14 @@ PROGRAM_TEST(
     "data: an interrupted ./pack continues; files of other data, other programs or without their end are "
     "refused") {
   TempDir dir;
-  CocoFile coco;
+  Names names;
   std::vector<Image> pictures;
   for (int i = 0; i < 150; ++i) {
-    pictures.push_back(write_noise(dir / concat("images/", i, ".png"), i));
-    coco.add_image(concat(i, ".png"));
+    names.push_back(concat(i, ".png"));
+    pictures.push_back(write_noise(dir / ("images/" + names.back()), i));
   }
   const auto label = [&](const std::string& name, int x) {
-    coco.categories[0].name = name;
-    coco.annotations.clear();
-    coco.add_box(1, x, 1, 9, 9);
-    coco.write(dir / "x.json");
+    put(dir, {{"x.json", coco(names, {concat("1 1 [", x, ",1,9,9]")}, {name})}});
   };
   label("a", 1);
   const std::string file = dir / "p.lmdb";
@@ -607,11 +584,7 @@ PROGRAM_TEST(
   TempDir dir;
   write_noise(dir / "images/a.png", 0);
   write_image(dir / "images/b.png", 40, 30, {1, 1, 1});
-  CocoFile coco;
-  coco.add_image("a.png");
-  coco.add_image("b.png");
-  coco.add_box(2, 1, 1, 9, 9);
-  coco.write(dir / "x.json");
+  put(dir, {{"x.json", coco({"a.png", "b.png"}, {"2 1 [1,1,9,9]"})}});
   const auto check_replaced = [](const Dataset& data) {
     const Batch batch = batches(plain_items(data), 0, 2, 2, {32, 32}, 1).at(0);
     for (int b = 0; b < 2; ++b) CHECK(batch.images[b][0][0][0].item<int>() == 1);
@@ -657,12 +630,12 @@ SHARED_TEST("data: the two degenerate boxes of BCCD (Pascal VOC) are reported wi
 TEST_CASE("loader: threads live as long as the loader; memory, files and threads do not grow over 20 epochs" *
           runs_threads) {
   TempDir dir;
-  CocoFile coco;
+  Names names;
   for (int i = 0; i < 6; ++i) {
-    write_image(dir / concat("images/", i, ".jpg"), 640, 480);
-    coco.add_image(concat(i, ".jpg"));
+    names.push_back(concat(i, ".jpg"));
+    write_image(dir / ("images/" + names.back()), 640, 480);
   }
-  coco.write(dir / "x.json");
+  put(dir, {{"x.json", coco(names, {})}});
   const Dataset data = dataset(dir / "x.json");
   batches(augmented_items(data, 0), 0, 6, 2, {64, 64}, 3);  // makes torch start its own threads
   // Linux lists a thread for a moment after it was joined.

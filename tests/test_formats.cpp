@@ -95,6 +95,11 @@ TEST_CASE(
       {"the folder with more of the images", with({{"x.json", coco({"1.jpg", "2.jpg", "3.jpg"})}},
           {"cam1/1.jpg", "cam2/1.jpg", "cam2/2.jpg", "cam2/3.jpg"}),
           {"cam2/1.jpg DIR/cam2/2.jpg DIR/cam2/3.jpg"}},
+      {"most of the images are enough", with({{"x.json", coco({"1.jpg", "2.jpg", "3.jpg"})}},
+          {"cam1/1.jpg", "cam1/2.jpg", "cam2/1.jpg", "cam2/2.jpg", "cam2/3.jpg"}),
+          {"cam2/1.jpg DIR/cam2/2.jpg DIR/cam2/3.jpg"}},
+      {"two recordings, one deeper", with({{"x.json", coco({"1.jpg"})}}, {"one/1.jpg", "two/rgb/1.jpg"}),
+          {"such as DIR/one/1.jpg and DIR/two/rgb/1.jpg"}},
       {"copies", {{"x.json", coco({"1.jpg"})}, {"cam1/1.jpg", "same"}, {"cam2/1.jpg", "same"}},
           {": DIR/cam1/1.jpg"}},
       {"two recordings with equal names", with(two, {"images/a/1.jpg", "images/a/2.jpg", "images/b/1.jpg",
@@ -228,7 +233,8 @@ TEST_CASE("formats: the COCO files of a folder are chosen by split; an ambiguous
       {"no categories", {{"annotations/x.json", coco({"a"}, {}, {})}}, {"x.json lists no categories"}},
       {"no JSON", {{"annotations/x.json", ""}}, {"x.json: not valid JSON"}},
       {"other keys", {{"x.json",
-          R"({"images":[{"id":1,"filename":"a.jpg"}],"categories":[{"id":1,"name":"a"}],)" R"("annotation":[{"id":1,"image_id":1,"category_id":1,"bbox":[1,2,3,4]}]})"},
+          R"({"images":[{"id":1,"filename":"a.jpg"}],"categories":[{"id":1,"name":"a"}],)"
+          R"("annotation":[{"id":1,"image_id":1,"category_id":1,"bbox":[1,2,3,4]}]})"},
           {"a.jpg", ""}}, {": DIR/a.jpg\nclasses a\nbox DIR/x.json: annotation 1 of image 1 class 1 [1 2 3 "
           "4]"}},
       // clang-format on
@@ -669,6 +675,7 @@ TEST_CASE("formats: YOLO images are listed recursively and paired with their lab
        "skipped: DIR/images/@eaDir\n", "skipped: DIR/images/lost+found\n"});
   CHECK(yolo_label_file("/images/x/images/train/a.b.jpg") == "/images/x/labels/train/a.b.txt");
   CHECK(yolo_label_file("images/a.jpg") == "labels/a.txt");
+  CHECK(yolo_label_file("VOC2007/JPEGImages/a.jpg") == "VOC2007/labels/a.txt");  // of Darknet
   CHECK(yolo_label_file("x/images/images/images.jpg") == "x/images/labels/images.txt");
   CHECK(yolo_label_file("x/my_images/train/a.jpg") == "x/my_images/train/a.txt");
   Names skipped;
@@ -1318,6 +1325,10 @@ TEST_CASE("formats: images whose 16 bits have few values are refused with a comm
   REQUIRE(cv::imwrite(dir / "images/a.png", hot));
   CHECK_HAS(loading(dir), refused + "0 to 4095");
   REQUIRE(cv::imwrite(dir / "images/c.tiff", flt));
+  for (int i = 0; i < 20; ++i)
+    put(dir, {{concat("images/", i, ".png"), i ? "@64x48 0-4095" : "@64x48 0-65535"}});
+  CHECK_HAS(loading(dir), refused + "0 to 4095");  // but for one
+  for (int i = 0; i < 20; ++i) fs::remove(dir / concat("images/", i, ".png"));
   put(dir, {{"images/a.png", "@64x48"}, {"images/b.png", "@64x48"}});
   CHECK_HAS(loading(dir),
             "DIR/images/c.tiff has pixels of the type CV_16SC1, which cannot be read; convert it to 8 bits");

@@ -178,74 +178,68 @@ static std::vector<bool> find_duplicates(const std::vector<CocoAnnotation>& anno
   return duplicate;
 }
 
-// Adds the usable boxes of source.coco to their records, and the others to the problems. record_of: index of
+// Adds the usable boxes of source.coco to their records, and the others to the problems. Throws if the boxes
+// are in another unit, see check_units(). record_of: index of
 // the record by image id. class_of: class by category id.
 static void add_boxes(Dataset& data, const Source& source,
                       const std::unordered_map<int64_t, size_t>& record_of,
                       const std::unordered_map<int64_t, size_t>& class_of) {
   const CocoDataset& truth = source.coco;
   const auto duplicate = find_duplicates(truth.annotations);
+  std::vector<PlacedBox> placed;
+  std::vector<size_t> annotations;  // of `placed`
   for (size_t i = 0; i < truth.annotations.size(); ++i) {
     const auto& a = truth.annotations[i];
     const auto where = [&] {
       return concat(source.where(i), " [", a.x, ", ", a.y, ", ", a.w, ", ", a.h, "]");
     };
-    const auto record = record_of.find(a.image_id);
+    const auto known = record_of.find(a.image_id);
     const auto cls = class_of.find(a.category_id);
+    Record* record = known == record_of.end() ? nullptr : &data.records[known->second];
+    if (record) placed.push_back({a.x, a.y, a.w, a.h, record->width, record->height});
+    if (record) annotations.push_back(i);
     if (cls == class_of.end()) {
       data.problems->add("annotation of an unknown class",
                          concat(source.where(i), " has the class id ", a.category_id));
-    } else if (record == record_of.end()) {
+    } else if (!record) {
       data.problems->add("annotation of an image that is skipped or not listed", source.where(i));
     } else if (a.crowd) {
-      Record& r = data.records[record->second];
-      if (const auto b = clip_box(a.x, a.y, a.w, a.h, kIgnoredRegion, {r.width, r.height}))
-        r.ignored.push_back(*b);
+      if (const auto b = clip_box(a.x, a.y, a.w, a.h, kIgnoredRegion, {record->width, record->height}))
+        record->ignored.push_back(*b);
     } else if (!(a.w > 0 && a.h > 0)) {
       data.problems->add("box without area", where());
     } else if (duplicate[i]) {
       data.problems->add("duplicate box", where());
     } else {
-      Record& r = data.records[record->second];
-      if (a.x < -1 || a.y < -1 || a.x + a.w > r.width + 1 || a.y + a.h > r.height + 1)
+      if (a.x < -1 || a.y < -1 || a.x + a.w > record->width + 1 || a.y + a.h > record->height + 1)
         data.problems->add("box exceeds the image (clipped)",
-                           concat(where(), " in ", r.width, "x", r.height));
-      if (const auto b = clip_box(a.x, a.y, a.w, a.h, int(cls->second), {r.width, r.height}))
-        r.boxes.push_back(*b);
+                           concat(where(), " in ", record->width, "x", record->height));
+      if (const auto b = clip_box(a.x, a.y, a.w, a.h, int(cls->second), {record->width, record->height}))
+        record->boxes.push_back(*b);
       else
-        data.problems->add("box outside of the image", concat(where(), " in ", r.width, "x", r.height));
+        data.problems->add("box outside of the image",
+                           concat(where(), " in ", record->width, "x", record->height));
     }
   }
+  check_units(data.name, placed, source.relative, [&](size_t k) { return source.where(annotations[k]); });
 }
 
-// Checks the units of the boxes whose image is known, see check_units(). record_of: as in add_boxes().
-static void check_box_units(const Dataset& data, const Source& source,
-                            const std::unordered_map<int64_t, size_t>& record_of) {
-  std::vector<PlacedBox> boxes;
-  std::vector<size_t> annotations;
-  for (size_t i = 0; i < source.coco.annotations.size(); ++i) {
-    const CocoAnnotation& a = source.coco.annotations[i];
-    const auto record = record_of.find(a.image_id);
-    if (record == record_of.end()) continue;
-    const Record& r = data.records[record->second];
-    boxes.push_back({a.x, a.y, a.w, a.h, r.width, r.height});
-    annotations.push_back(i);
-  }
-  check_units(data.name, boxes, source.relative, [&](size_t k) { return source.where(annotations[k]); });
-}
-
-// Throws if the images of 16 bits have values of 14 bits or less, so that 8 bits would show at most 64 of 256
-// levels. file: one of these images.
-static void check_deep_range(const Dataset& data, const DeepRange& deep, const std::string& file) {
-  const int levels = deep.high - deep.low;
-  if (deep.high < 0 || levels >= 1 << 14) return;
+// Throws if the images of 16 bits, but for one in twenty, have values of 14 bits or less, so that 8 bits
+// would show at most 64 of 256 levels. file: one of these images.
+static void check_deep_range(const Dataset& data, std::vector<int> lows, std::vector<int> highs,
+                             const std::string& file) {
+  if (highs.empty()) return;
+  std::ranges::sort(lows);
+  std::ranges::sort(highs, std::greater());
+  const int low = lows[lows.size() / 20], high = highs[highs.size() / 20], levels = high - low;
+  if (levels >= 1 << 14) return;
   const fs::path path = file;
   fail(
-      data.name, ": the images of 16 bits have only the values ", deep.low, " to ", deep.high,
-      " of 65535, such as ", file,
+      data.name, ": the images of 16 bits have only the values ", low, " to ", high, " of 65535, such as ",
+      file,
       ", and would be nearly black or grey; convert a copy of all images, also those for ./demo, to 8 bits "
       "with these numbers: python3 -c \"import cv2, sys; [cv2.imwrite(f, ((cv2.imread(f, -1).astype('f4') - ",
-      deep.low, ") * (255 / ", std::max(1, levels), ")).clip(0, 255).astype('u1')) for f in sys.argv[1:]]\" ",
+      low, ") * (255 / ", std::max(1, levels), ")).clip(0, 255).astype('u1')) for f in sys.argv[1:]]\" ",
       (path.parent_path() / ("*" + path.extension().string())).string());
 }
 
@@ -279,7 +273,7 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
     data.category_ids.push_back(c.id);
   }
   std::vector<CocoImage> present;
-  DeepRange deep;  // of all images
+  std::vector<int> lows, highs;  // of the images of 16 bits
   std::string deep_file;
   for (size_t i = 0; i < truth.images.size(); ++i) {
     CocoImage image = truth.images[i];
@@ -301,14 +295,15 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
     data.records.push_back({source.files[i], image.id, c.width, c.height, {}});
     present.push_back(image);
     if (c.deep.high < 0) continue;
-    deep = {std::min(deep.low, c.deep.low), std::max(deep.high, c.deep.high)};
+    lows.push_back(c.deep.low);
+    highs.push_back(c.deep.high);
     deep_file = source.files[i];
   }
   if (present.empty())
     fail(data.name, ": none of its ", truth.images.size(),
          " images can be used; the first problem: ", data.problems->lines().front());
   truth.images = std::move(present);
-  check_deep_range(data, deep, deep_file);
+  check_deep_range(data, lows, highs, deep_file);
 
   if (source.relative) {
     for (auto& a : truth.annotations) {
@@ -322,7 +317,6 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
       a.area = a.w * a.h;
     }
   }
-  check_box_units(data, source, record_of);
   add_boxes(data, source, record_of, class_of);
   std::string used = checks.key;
   for (const Record& r : data.records) used += "\n" + r.file;

@@ -371,14 +371,6 @@ std::vector<std::string> labelled_images(const fs::path& folder, std::vector<std
   return files;
 }
 
-std::map<std::string, std::vector<std::string>> files_by_stem(const fs::path& folder,
-                                                              const std::vector<std::string>& files) {
-  const size_t start = folder.string().size() + 1;
-  std::map<std::string, std::vector<std::string>> stems;
-  for (const std::string& file : files) stems[file.substr(start, file.rfind('.') - start)].push_back(file);
-  return stems;
-}
-
 // Returns the length of the longest common end of two paths that begins with a slash.
 static size_t common_end(std::string_view a, std::string_view b) {
   size_t length = 0;
@@ -393,7 +385,7 @@ static int rank_of(const fs::path& place, const std::string& split) {
   for (const fs::path& part : place)
     if (part != "images" && part != "." && part != "..") names.push_back(part.string());
   if (names.empty()) return place == "images" ? 2 : 3;
-  if (names.size() > 1) return 5;
+  if (names.size() > 1) return 4;
   if (names[0] == split) return 0;
   const bool part = names[0].size() > 2 && split.find(names[0]) != std::string::npos;
   return part || split_name(names[0]) == split_name(split) ? 1 : 4;
@@ -468,7 +460,8 @@ std::vector<std::string> find_images(const std::string& list, const std::vector<
       if (rank[i] >= 0) known.push_back(i);
     // The folder has other images of the same names, or copies, unless it has only a few of them.
     const bool others = !known.empty() && 2 * known.size() >= place.images.size();
-    for (size_t k = 0; others && place.rank < 9 && k < known.size(); k += 1 + known.size() / 100)
+    const bool as_good = others && place.rank < 9 && 10 * place.images.size() >= 9 * most;
+    for (size_t k = 0; as_good && k < known.size(); k += 1 + known.size() / 100)
       if (const size_t i = known[k]; rank[i] == place.rank && !same_content(found[i], file_of(i)))
         fail(list, ": two folders have images of its names, such as ", found[i], " and ", file_of(i), "; ",
              remedy);

@@ -131,10 +131,6 @@ std::vector<std::string> files_under(const fs::path& folder, const std::set<std:
 // is one of kImages with its name.
 std::vector<std::string> labelled_images(const fs::path& folder, std::vector<std::string>& skipped);
 
-// Returns files under `folder` by their path relative to `folder`, without the extension.
-std::map<std::string, std::vector<std::string>> files_by_stem(const fs::path& folder,
-                                                              const std::vector<std::string>& files);
-
 // Finds image files under `root` by their names, which may have folders in front of them, also those of
 // another machine. Of several files with an equal name, the one that shares the longest end with the name is
 // taken. If folders have files of the same names, one of the name of `split` is preferred to `images` and

@@ -84,6 +84,15 @@ struct Voc {
 
 }  // namespace
 
+// Returns files under `folder` by their path relative to `folder`, without the extension.
+static std::map<std::string, std::vector<std::string>> files_by_stem(const fs::path& folder,
+                                                                     const std::vector<std::string>& files) {
+  const size_t start = folder.string().size() + 1;
+  std::map<std::string, std::vector<std::string>> stems;
+  for (const std::string& file : files) stems[file.substr(start, file.rfind('.') - start)].push_back(file);
+  return stems;
+}
+
 // Reads one split. The first call reads the label files of all splits. Throws if no file of the split is
 // usable.
 static Source read_voc_split(Voc& voc, const std::string& split) {

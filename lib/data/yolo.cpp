@@ -165,7 +165,9 @@ static std::vector<std::string> yolo_images(const YoloYaml& data, const std::str
 
 std::string yolo_label_file(const std::string& image) {
   std::string file = "/" + fs::path(image).replace_extension(".txt").string();
-  if (const size_t at = file.rfind("/images/"); at != std::string::npos) file.replace(at, 8, "/labels/");
+  for (const std::string folder : {"/images/", "/JPEGImages/"})  // the second one is a rule of Darknet
+    if (const size_t at = file.rfind(folder); at != std::string::npos)
+      return file.replace(at, folder.size(), "/labels/").substr(1);
   return file.substr(1);
 }
 
@@ -253,7 +255,7 @@ Labels read_yolo_txt(const std::string& path, bool keypoints) {
 static void check_first_class(const Source& source, int64_t classes) {
   const auto& boxes = source.coco.annotations;
   const auto [lowest, highest] = std::ranges::minmax_element(boxes, {}, &CocoAnnotation::category_id);
-  if (boxes.empty() || lowest->category_id != 1 || highest->category_id != classes) return;
+  if (boxes.empty() || lowest->category_id < 1 || highest->category_id != classes) return;
   fail(source.name, ": the labels have the classes 1 to ", classes, ", and none is 0, such as ",
        source.where(highest - boxes.begin()), "; YOLO numbers the ", classes,
        " names from 0: subtract 1 from each class");
