@@ -108,12 +108,27 @@ static void evaluate_file(const Config& config) {
               << " annotations have the id 0; pycocotools never finds them, so that its AP is lower\n";
   std::set<std::string> names;
   for (auto& category : truth.categories) {
-    category.name = printable(category.name);
+    category.name = normal_name(printable(category.name));
     if (!names.insert(category.name).second)
       std::cout << "note: " << printable(config.gt) << ": several classes have the name " << category.name
                 << "\n";
   }
-  report(coco_eval(truth, read_detections(config.dt)), config);
+  const std::vector<Detection> found = read_detections(config.dt);
+  std::map<int64_t, const CocoImage*> image_of;
+  for (const CocoImage& image : truth.images) image_of[image.id] = &image;
+  const auto check_boxes_of = [&](const std::string& file, const auto& entries) {
+    std::vector<PlacedBox> boxes;
+    for (const auto& e : entries) {
+      const auto image = image_of.find(e.image_id);
+      const CocoImage none, &of = image == image_of.end() ? none : *image->second;
+      const bool placed = e.w <= of.width && e.h <= of.height;  // an untrained model predicts larger boxes
+      boxes.push_back({e.x, e.y, e.w, e.h, placed ? of.width : 0, placed ? of.height : 0});
+    }
+    check_units(file, boxes, false, [](size_t i) { return concat("box ", i); });
+  };
+  check_boxes_of(config.gt, truth.annotations);
+  check_boxes_of(config.dt, found);
+  report(coco_eval(truth, found), config);
 }
 
 // Writes --save-dt, with the category ids of the files of the data set, and without the classes that these do

@@ -39,8 +39,9 @@ inline SplitReaders find_splits(const DataOptions& o) {
   const std::string &data = o.data, &images = o.images;
   fs::path path(data);
   if (!path.has_filename()) path = path.parent_path();  // "DIR/"
-  if (const size_t comma = data.find(','); comma != std::string::npos && !is_folder(path) && !is_file(path)) {
-    SplitReaders splits;
+  const size_t comma = is_folder(path) || is_file(path) ? std::string::npos : data.find(',');
+  SplitReaders splits;
+  if (comma != std::string::npos) {
     for (const auto& [split, file] :
          {std::pair("train", data.substr(0, comma)), {"val", data.substr(comma + 1)}}) {
       check(is_file(file), "--data ", data, ": ", file,
@@ -49,24 +50,23 @@ inline SplitReaders find_splits(const DataOptions& o) {
     }
     return splits;
   }
-  if (is_file(path)) {
-    if (!has_extension(path, {".json"})) refuse_images(o);
-    if (has_extension(path, {".yaml", ".yml"})) return yolo_splits(read_data_yaml(data));
-    return {{split_name(path.stem().string()), [data, images] { return read_coco_source(data, images); }}};
-  }
+  const bool is_json = is_file(path) && !has_extension(path, {".yaml", ".yml", ".data"});
+  if (is_json) return {{split_name(path.stem().string()), [=] { return read_coco_source(data, images); }}};
   refuse_images(o);
+  if (has_extension(path, {".data"}) && is_file(path)) return yolo_splits(read_obj_data(data));
+  if (is_file(path)) return yolo_splits(read_data_yaml(data));
   check(
       is_folder(path), "--data ", data,
       " does not exist; give a folder (COCO, Pascal VOC or YOLO), a COCO JSON file, a data.yaml, or shapes");
   if (const std::string yaml = find_data_yaml(path.string(), /*both=*/true); !yaml.empty())
     return yolo_splits(read_data_yaml(yaml));
-  if (const SplitReaders coco = coco_splits(path); !coco.empty()) return coco;
-  if (const SplitReaders voc = voc_splits(path); !voc.empty()) return voc;
-  if (const fs::path darknet = path / "obj.data"; is_file(darknet))
-    return yolo_splits(read_obj_data(darknet.string()));
+  if (splits = coco_splits(path); !splits.empty()) return splits;
+  if (splits = voc_splits(path); !splits.empty()) return splits;
+  if (const std::string darknet = find_obj_data(path); !darknet.empty())
+    return yolo_splits(read_obj_data(darknet));
   if (const std::string yaml = find_data_yaml(path.string()); !yaml.empty())
     return yolo_splits(read_data_yaml(yaml));
-  std::vector<std::string> nested, entries;
+  std::vector<std::string> nested, entries, skipped;
   for (const fs::path& parent : {path, path / "VOCdevkit"})
     for (const auto& folder : listing(parent, /*folders_only=*/true))
       if (!voc_splits(folder).empty()) nested.push_back(folder.string());
@@ -79,6 +79,11 @@ inline SplitReaders find_splits(const DataOptions& o) {
          " with this text and the names of your classes, or a classes.txt with a name in each line:\n",
          suggested_yaml(yolo));
   }
+  std::vector<std::string> files = files_under(path, {}, skipped);
+  std::erase_if(files, [](const std::string& file) { return has_extension(file, kImages); });
+  for (size_t i = 0; i < std::min<size_t>(files.size(), 1000); ++i)
+    if (const std::string other = other_format(files[i]); !other.empty())
+      fail("--data ", data, ": ", files[i], " is ", other);
   for (const auto& entry : listing(path)) entries.push_back(entry.filename().string());
   fail("--data ", data,
        " is no data set: looked for COCO (annotations/*.json, *.json, train/*.json), Pascal VOC "
@@ -130,15 +135,16 @@ inline Sources read_sources(const DataOptions& o, bool with_train = true) {
 inline Splits load_splits(const DataOptions& o, bool with_train = true, size_t model_classes = 0) {
   Splits splits;
   Dataset &train = splits.train, &val = splits.val;
-  if (o.data == "shapes" || is_packed(o.data)) {
+  const bool packed = is_packed(o.data);
+  if (o.data == "shapes" || packed) {
     refuse_images(o);
     usage_check(o.val_fraction == 0, "--val-fraction is for COCO, VOC and YOLO files, not for --data ",
-                o.data, is_packed(o.data) ? "; give it to ./pack" : "");
+                o.data, packed ? "; give it to ./pack" : "");
   }
   if (o.data == "shapes") {
     if (with_train) train = shapes_dataset(o.seed, 0, kShapesTrain);
     val = shapes_dataset(o.seed, 1, kShapesVal);
-  } else if (is_packed(o.data)) {
+  } else if (packed) {
     const auto file = open_packed(o.data, o.split);
     splits.same = file->get("val").empty();
     if (with_train && !splits.same) train = packed_dataset(file, "train");
@@ -163,12 +169,17 @@ inline Splits load_splits(const DataOptions& o, bool with_train = true, size_t m
   }
   if (splits.same) {
     train = val;
-    val.name += concat(" (warning: the training images; ", is_packed(o.data) ? "./pack " : "",
+    val.name += concat(" (warning: the training images; ", packed ? "./pack " : "",
                        "--val-fraction 0.1 holds out a tenth for evaluation)");
   }
   use_classes(val, train.classes);
   const auto counts = class_counts(train);
   if (std::accumulate(counts.begin(), counts.end(), int64_t(0)) == 0) {
+    size_t regions = 0;
+    for (const Record& r : train.records) regions += r.ignored.size();
+    check(regions == 0, train.name, ": all ", regions,
+          " boxes are crowds (iscrowd 1) or difficult objects, which "
+          "training ignores; set iscrowd, or difficult, to 0 for single objects");
     const auto problems = train.problems->lines();
     fail(train.name, " has no usable box; check the boxes, images and classes of its labels",
          problems.empty() ? "" : "; the first problem: " + problems[0]);

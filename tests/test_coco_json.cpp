@@ -99,54 +99,39 @@ TEST_CASE("coco_json: defaults, order, unknown keys, nulls, nested values") {
 }
 
 TEST_CASE("coco_json: an entry with a wrong value is skipped and reported with file, entry and key") {
-  const std::string good = R"({"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4]})";
-  // Reads a good annotation after the given one, and returns the problem.
-  const auto problem = [&](const std::string& annotation) {
-    const CocoDataset data = parse_coco(with_annotation(annotation + ", " + good), "a.json");
+  const std::string ids = R"({"image_id": 1, "category_id": 1, )", box = R"("bbox": [1, 2, 3, 4])";
+  std::vector<std::pair<std::string, std::string>> rows = {
+      {R"({"image_id": 1, )" + box + "}", "annotations[0] has no \"category_id\""},
+      {R"({"image_id": 1, "category_id": null, )" + box + "}", "annotations[0] has no \"category_id\""},
+      {R"({"image_id": 1, "category_id": 1.5, )" + box + "}", "category_id: found 1.5"},
+      {R"({"image_id": 9223372036854775808, "category_id": 1, )" + box + "}", "64 bits"},
+      {ids + box + R"(, "area": {}})", "annotations[0].area"},
+      {ids + box + R"(, "iscrowd": "no"})", ".iscrowd"},
+      {ids + R"("bbox": [1, 2, 3]})", "annotations[0].bbox: found 3 numbers"},
+      {ids + R"("bbox": []})", "annotations[0].bbox: found 0 numbers"}};
+  for (const std::string bad : {"[1, 2, \"x\", 4]", "[1, 2, \"\", 4]", "[1, 2, NaN, 4]", "[1, 2, \"nan\", 4]",
+                                "[1, 2, null, 4]", "[1, 2, 3, [4]]", "[[1, 2, 3, 4]]", "\"1 2 3 4\"", "{}"})
+    rows.emplace_back(ids + "\"bbox\": " + bad + "}", "annotations[0].bbox");
+  for (const std::string entry : {"3", "null", "\"a\"", "[]", R"([1, [2], {"id": [3, {"id": 4}]}])"})
+    rows.emplace_back(entry, "annotations[0] is not an object");
+  for (const auto& [entry, wanted] : rows) {  // a good annotation follows
+    const CocoDataset data = parse_coco(with_annotation(entry + ", " + ids + box + "}"), "a.json");
     REQUIRE(data.annotations.size() == 1);
     CHECK(data.annotations[0].id == 2);
     REQUIRE(data.problems.size() == 1);
     CHECK(data.problems[0].first == "annotation cannot be read");
-    return data.problems[0].second;
-  };
-  CHECK_HAS(problem(R"({"image_id": 1, "bbox": [1, 2, 3, 4]})"),
-            "a.json: annotations[0] has no \"category_id\"");
-  CHECK_HAS(problem(R"({"image_id": 1, "category_id": null, "bbox": [1, 2, 3, 4]})"),
-            "annotations[0] has no \"category_id\"");
-  CHECK_HAS(problem(R"({"image_id": 1, "category_id": 1.5, "bbox": [1, 2, 3, 4]})"),
-            "category_id: found 1.5");
-  CHECK_HAS(problem(R"({"image_id": 9223372036854775808, "category_id": 1, "bbox": [1, 2, 3, 4]})"),
-            "64 bits");
-  const auto bad_box = [&](const std::string& box) {
-    return problem(R"({"image_id": 1, "category_id": 1, "bbox": )" + box + "}");
-  };
-  CHECK_HAS(bad_box("[1, 2, 3]"), "annotations[0].bbox: found 3 numbers");
-  CHECK_HAS(bad_box("[]"), "annotations[0].bbox: found 0 numbers");
-  for (const std::string box : {"[1, 2, \"x\", 4]", "[1, 2, \"\", 4]", "[1, 2, NaN, 4]", "[1, 2, \"nan\", 4]",
-                                "[1, 2, null, 4]", "[1, 2, 3, [4]]", "[[1, 2, 3, 4]]", "\"1 2 3 4\"", "{}"})
-    CHECK_HAS(bad_box(box), "annotations[0].bbox");
-  CHECK_HAS(problem(R"({"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "area": {}})"),
-            "annotations[0].area");
-  CHECK_HAS(problem(R"({"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "iscrowd": "no"})"),
-            ".iscrowd");
-
-  const std::string entries = R"("images": [{"id": 1}, {"id": 2, "width": -3}, {"id": null}], )"
-                              R"("categories": [{"id": {}}, {"id": 1}], "annotations": [])";
-  const CocoDataset data = parse_coco("{" + entries + "}", "a.json");
+    CHECK_HAS(data.problems[0].second, "a.json: annotations[0]");
+    CHECK_HAS(data.problems[0].second, wanted);
+  }
+  const CocoDataset data = parse_coco(R"({"images": [{"id": 1}, {"id": 2, "width": -3}, {"id": null}], )"
+                                      R"("categories": [{"id": {}}, {"id": 1}], "annotations": []})",
+                                      "a.json");
   CHECK(data.images.size() == 1);
   CHECK(data.categories.size() == 1);
   REQUIRE(data.problems.size() == 3);
   CHECK_HAS(data.problems[0].second, "images[1].width: found -3");
   CHECK_HAS(data.problems[1].second, "images[2] has no \"id\"");
   CHECK_HAS(data.problems[2].second, "categories[0].id");
-  CHECK_HAS(coco_error(R"({"images": [{"id": []}], "categories": [], "annotations": []})"), "images[0].id");
-
-  for (const char* entry : {"3", "null", "\"a\"", "[]", R"([1, [2], {"id": [3, {"id": 4}]}])"})
-    CHECK_HAS(problem(entry), "annotations[0] is not an object");
-  CHECK_HAS(coco_error(R"({"images": [{"id": 1}, {"id": 1}], "categories": [], "annotations": []})"),
-            "two images have the id 1");
-  CHECK_HAS(coco_error(R"({"images": [], "categories": [{"id": 4}, {"id": 4}], "annotations": []})"),
-            "two categories have the id 4");
 }
 
 TEST_CASE("coco_json: numbers in quotes are numbers, names may be numbers, and ids may be text") {
@@ -194,36 +179,42 @@ TEST_CASE("coco_json: numbers in quotes are numbers, names may be numbers, and i
 }
 
 TEST_CASE("coco_json: files that are not COCO files are errors") {
-  CHECK_HAS(coco_error(""), "byte 0");
-  CHECK_HAS(coco_error("  \n"), "empty or cut off");
-  CHECK_HAS(coco_error("hello"), "not valid JSON at byte 0");
-  const std::string good = with_annotation(R"({"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4]})");
+  const std::string good = with_annotation(R"({"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4]})"),
+                    deep(1000000, '[');
   for (size_t length = 0; length < good.size(); ++length)  // truncated at every length
     CHECK_HAS(coco_error(good.substr(0, length)), "cut off");
-  CHECK_HAS(coco_error(good + "x"), "byte " + std::to_string(good.size()));
-  CHECK_HAS(coco_error("[]"), "a COCO annotation file has images");
-  CHECK_HAS(coco_error("3"), "no list \"images\"");
-  CHECK_HAS(coco_error(R"([{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 1}])"),
-            "\"images\"");
-  CHECK_HAS(coco_error(R"({"images": [], "categories": []})"), "no list \"annotations\"");
-  CHECK_HAS(coco_error(R"({"images": [], "annotations": [], "categories": {"id": 1}})"),
-            "no list \"categories\"");
-  CHECK_HAS(coco_error(std::string(1000000, '[')), "nested");
-  CHECK_HAS(coco_error(R"({"images": [{"id": )" + std::string(1000000, '[')), "nested");
-  CHECK_HAS(coco_error(R"({"images": [{"id": 1e999}]})"), "byte 19");
+  for (const auto& [text, wanted] : std::vector<std::pair<std::string, std::string>>{
+           {"", "byte 0"},
+           {"  \n", "empty or cut off"},
+           {"hello", "not valid JSON at byte 0"},
+           {good + "x", "byte " + std::to_string(good.size())},
+           {"[]", "a COCO annotation file has images"},
+           {"3", "no list \"images\""},
+           {R"([{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 1}])", "\"images\""},
+           {R"({"images": [], "categories": []})", "no list \"annotations\""},
+           {R"({"images": [], "annotations": [], "categories": {"id": 1}})", "no list \"categories\""},
+           {deep, "nested"},
+           {R"({"images": [{"id": )" + deep, "nested"},
+           {R"({"images": [{"id": 1e999}]})", "byte 19"},
+           {R"({"images": [{"id": []}], "categories": [], "annotations": []})", "images[0].id"},
+           {R"({"images": [{"id": 1}, {"id": 1}], "categories": [], "annotations": []})",
+            "two images have the id 1"},
+           {R"({"images": [], "categories": [{"id": 4}, {"id": 4}], "annotations": []})",
+            "two categories have the id 4"}})
+    CHECK_HAS(coco_error(text), wanted);
   TempDir dir;
   CHECK_HAS(error_of([&] { read_coco(dir / ""); }), "is a folder");
   CHECK_HAS(error_of([&] { read_coco(dir / "none.json"); }), "cannot be read");
-  CHECK_HAS(detection_error(R"({"images": [], "annotations": []})"), "not a list of detections");
-  CHECK_HAS(detection_error(R"([{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": NaN}])"),
-            "detections[0].score: found nan");
-  CHECK_HAS(detection_error(R"([{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4]}])"),
-            "detections[0] has no \"score\"");
-  CHECK_HAS(detection_error(R"([{"image_id": 1, "category_id": 1, "score": 1}])"),
-            "detections[0] has no \"bbox\"");
-  CHECK_HAS(detection_error("[1]"), "detections[0] is not an object");
-  CHECK_HAS(detection_error("[[{}]]"), "detections[0] is not an object");
-  CHECK_HAS(detection_error("[{}, {}"), "detections[0]");
+  const std::string ids = R"([{"image_id": 1, "category_id": 1, )";
+  for (const auto& [text, wanted] : std::vector<std::pair<std::string, std::string>>{
+           {R"({"images": [], "annotations": []})", "not a list of detections"},
+           {ids + R"("bbox": [1, 2, 3, 4], "score": NaN}])", "detections[0].score: found nan"},
+           {ids + R"("bbox": [1, 2, 3, 4]}])", "detections[0] has no \"score\""},
+           {ids + R"("score": 1}])", "detections[0] has no \"bbox\""},
+           {"[1]", "detections[0] is not an object"},
+           {"[[{}]]", "detections[0] is not an object"},
+           {"[{}, {}", "detections[0]"}})
+    CHECK_HAS(detection_error(text), wanted);
 }
 
 TEST_CASE("coco_json: written files are read back bit for bit") {

@@ -6,64 +6,6 @@
 
 namespace yolox {
 
-// Returns the folder of the data set of a COCO JSON file.
-static fs::path root_of(const fs::path& json) {
-  const fs::path folder = json.parent_path().empty() ? "." : json.parent_path();
-  return folder.filename() == "annotations" ? folder / ".." : folder;
-}
-
-// Returns the folders in which the images of a COCO JSON file usually are.
-static std::vector<fs::path> usual_folders(const fs::path& json) {
-  const fs::path root = root_of(json);
-  std::string split = json.stem().string();
-  if (split.starts_with("instances_")) split = split.substr(10);
-  std::vector<fs::path> places = {root / split, root / "images" / split, root / "images", root};
-  for (const fs::path& parent : {root, root / "images"}) {
-    std::vector<fs::path> others = listing(parent, /*folders_only=*/true);
-    // Two splits may have an image of the same name, so search the folders named after the split first.
-    std::stable_partition(others.begin(), others.end(), [&](const fs::path& p) {
-      const std::string name = p.filename().string();
-      return split.find(name) != std::string::npos || split_name(name) == split_name(split);
-    });
-    for (const auto& other : others) {
-      places.push_back(other);
-      places.push_back(other / "images");
-    }
-  }
-  places.push_back(root / "..");  // for file names that begin with the folder of the data set
-  return places;
-}
-
-// Returns the first of these folders in which at least one of about 100 sampled images exists, or "".
-static fs::path find_image_folder(const std::vector<fs::path>& places, const CocoDataset& coco) {
-  const size_t step = coco.images.size() / 100 + 1;
-  for (const auto& place : places)
-    for (size_t i = 0; i < coco.images.size(); i += step) {
-      const fs::path file = to_forward_slashes(coco.images[i].file_name);
-      if ((place != places.back() || file.has_parent_path()) && is_file(place / file))
-        return place.lexically_normal();
-    }
-  return {};
-}
-
-// Finds the images by the ends of their paths, which were written on another machine.
-static void find_moved_images(Source& source, const fs::path& root) {
-  const FilesByEnd files(root, kImages);
-  int64_t found = 0;
-  std::string example;
-  for (size_t i = 0; i < source.files.size(); ++i) {
-    const std::string& name = source.coco.images[i].file_name;
-    const std::string file = files.find(name);
-    if (file.empty()) continue;
-    if (found++ == 0) example = concat(file, " for ", name);
-    source.files[i] = file;
-  }
-  if (found > 0)
-    source.notes.push_back(concat("note: ", source.name, ": ", found, " of ", source.files.size(),
-                                  " images were found under ", root.lexically_normal().string(),
-                                  " by the end of their file_name, such as ", example));
-}
-
 // Merges images that are listed several times under one file name, because each entry may have only a part of
 // the boxes. Throws if several names mean one file, or if the entries differ in size.
 static void merge_repeated_images(Source& source) {
@@ -116,41 +58,41 @@ Source read_coco_source(const std::string& json, const std::string& images) {
   source.coco = read_coco(json);
   check(!source.coco.images.empty(), json, " lists no images; use a file with images");
   check(!source.coco.categories.empty(), json, " lists no categories; use a file with categories");
-  const std::vector<fs::path> usual = usual_folders(json);
-  const fs::path root = images.empty() ? root_of(json) : fs::path(images);
-  fs::path folder = images.empty() ? find_image_folder(usual, source.coco) : root;
-  if (folder.empty()) folder = root;
-  for (const CocoImage& image : source.coco.images)  // operator/ keeps an absolute file_name unchanged
-    source.files.push_back((folder / to_forward_slashes(image.file_name)).string());
-  const auto any = [&] {
-    return std::any_of(source.files.begin(), source.files.end(), [](const auto& f) { return is_file(f); });
-  };
-  if (!any() && is_folder(root)) find_moved_images(source, root);
-  if (any()) {
-    merge_repeated_images(source);
-    return source;
-  }
-  const std::string& first = source.coco.images[0].file_name;
-  check(images.empty(), "--images ", images, ": none of the images of ", json, " is there, such as ", first,
-        "; give the folder with these images");
-  std::string looked;
-  for (const auto& place : usual)
-    looked += "\n  " + (place / to_forward_slashes(first)).lexically_normal().string();
-  fail(json,
-       ": none of its images was found; give this file as --data and their folder with --images DIR. Looked "
-       "for these names under ",
-       root.lexically_normal().string(), ", and for", looked);
+  fs::path root = fs::path(json).parent_path();
+  if (root.filename() == "annotations") root = root.parent_path();
+  if (!images.empty()) root = images;
+  if (root.empty()) root = ".";
+  check(is_folder(root), "--images ", images, " is no folder; give the folder of the images");
+  std::string split = fs::path(json).stem().string();
+  if (split.starts_with("instances_")) split = split.substr(10);
+  std::vector<std::string> names;
+  for (const CocoImage& image : source.coco.images) names.push_back(image.file_name);
+  int64_t moved = 0;
+  source.files = find_images(json, names, root, split,
+                             "name the folder of its images " + split +
+                                 ", or give this file as --data and the folder with --images DIR",
+                             source.skipped, moved);
+  const auto found = std::ranges::find_if(source.files, [](const auto& f) { return is_file(f); });
+  if (found == source.files.end())
+    fail(images.empty() ? "" : "--images " + images + ": ", json, ": none of its images was found under ",
+         root.string(), ", such as ", names[0],
+         images.empty() ? "; give this file as --data and their folder with --images DIR"
+                        : "; give the folder with these images");
+  if (moved > 0)
+    source.notes.push_back(concat(
+        "note: ", json, ": ", moved, " of ", names.size(), " images were found under ", root.string(),
+        " by the end of their file_name, such as ", *found, " for ", names[found - source.files.begin()]));
+  merge_repeated_images(source);
+  return source;
 }
 
 // Returns true if a file contains the names of the three lists of COCO. Of a large file only the start is
 // read, where one of them is enough.
 static bool is_coco_file(const fs::path& path) {
   constexpr size_t kStart = 1 << 20;
-  std::string text(kStart, ' ');
-  const File file(std::fopen(path.c_str(), "rb"), std::fclose);
-  text.resize(file ? std::fread(text.data(), 1, kStart, file.get()) : 0);
+  const std::string text = read_head(path, kStart);
   int found = 0;
-  for (const char* name : {"\"images\"", "\"annotations\"", "\"categories\""})
+  for (const char* name : {"\"images\"", "\"annotation", "\"categories\""})
     found += text.find(name) != std::string::npos;
   return found >= (text.size() < kStart ? 3 : 1);
 }
@@ -159,7 +101,8 @@ SplitReaders coco_splits(const fs::path& root) {
   std::vector<fs::path> files, boxes;
   const auto add = [&](const fs::path& folder, bool all = false) {
     for (const auto& path : listing(folder))
-      if (has_extension(path, {".json"}) && is_file(path) && (all || is_coco_file(path)))
+      if (has_extension(path, {".json"}) && is_file(path) &&
+          (is_coco_file(path) || (all && other_format(path).empty())))
         files.push_back(path);
   };
   add(root / "annotations");

@@ -16,6 +16,7 @@
 
 #include "base/new_file.hpp"
 #include "base/printable.hpp"
+#include "data/source.hpp"
 
 namespace yolox {
 
@@ -183,8 +184,9 @@ class JsonTableReader : public rapidjson::BaseReaderHandler<rapidjson::UTF8<>, J
   bool Key(const char* s, size_t n, bool) {
     if (depth_ == 1) {
       table_ = nullptr;
+      const std::string_view name(s, n);
       for (JsonTable& table : tables_)
-        if (table.name == std::string_view(s, n)) table_ = &table;
+        if (table.name == (name == "annotation" ? "annotations" : name)) table_ = &table;  // as in HIT-UAV
     } else if (depth_ == 3 && table_) {
       if (record_.count == record_.fields.size()) record_.fields.emplace_back();
       record_.fields[record_.count++].key.assign(s, n);
@@ -306,7 +308,8 @@ CocoDataset parse_coco(std::string text, const std::string& path) {
   const auto image = [&data](const JsonRecord& r) {
     const int64_t id = r.id("id");
     const std::string name = formatted("%012lld.jpg", static_cast<long long>(id));
-    data.images.push_back({id, r.string("file_name", name), r.pixels("width"), r.pixels("height")});
+    data.images.push_back(
+        {id, r.string("file_name", r.string("filename", name)), r.pixels("width"), r.pixels("height")});
   };
   const auto category = [&data](const JsonRecord& r) {
     const int64_t id = r.id("id");
@@ -351,7 +354,15 @@ CocoDataset parse_coco(std::string text, const std::string& path) {
   return data;
 }
 
-CocoDataset read_coco(const std::string& path) { return parse_coco(read_json(path), path); }
+CocoDataset read_coco(const std::string& path) {
+  try {
+    return parse_coco(read_json(path), path);
+  } catch (const std::runtime_error&) {
+    const std::string other = other_format(path);
+    if (other.empty()) throw;
+    fail(path, " is ", other);
+  }
+}
 
 std::vector<Detection> read_detections(const std::string& path) {
   std::vector<Detection> detections;

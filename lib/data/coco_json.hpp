@@ -23,6 +23,8 @@
 
 namespace yolox {
 
+using ProblemList = std::vector<std::pair<std::string, std::string>>;  // kind, text
+
 // Boxes are x, y (top left corner), width, height in pixels of the original image, not clipped to the image.
 struct CocoImage {
   int64_t id = 0;
@@ -53,7 +55,7 @@ struct CocoDataset {
   int64_t without_box = 0;                  // number of annotations skipped because they have no bbox
   int64_t repeated_ids = 0;                 // number of annotations whose id an earlier one has
   int64_t zero_ids = 0;                     // number of annotations with id 0
-  std::vector<std::pair<std::string, std::string>> problems;  // entries that are skipped: kind, text
+  ProblemList problems;                     // entries that are skipped
 };
 struct Detection {
   int64_t image_id = 0, category_id = 0;

@@ -59,8 +59,9 @@ std::string file_state(const std::string& file) {
 static ImageCheck check_file(const std::string& file) {
   if (!is_file(file)) return {0, 0, file + " is missing"};
   try {
-    const cv::Size size = image_size(file);
-    return {size.width, size.height, ""};
+    DeepRange deep;
+    const cv::Size size = image_size(file, &deep);
+    return {size.width, size.height, "", deep};
   } catch (const ImageError& e) {
     std::string error = e.what();
     std::replace(error.begin(), error.end(), '\n', ' ');
@@ -73,14 +74,14 @@ static ImageCheck check_file(const std::string& file) {
 ImageChecks check_images(const std::vector<std::string>& files, const std::string& keep) {
   std::vector<std::string> states(files.size());
   parallel_for(int64_t(files.size()), [&](int64_t i) { states[i] = file_state(files[i]); });
-  // The number changes if this program reads other sizes from the same files than before.
-  std::string all = "2\n";
+  // The number changes if this program reads other sizes or ranges from the same files than before.
+  std::string all = "3\n";
   for (const std::string& state : states) all += state;
   ImageChecks result{std::vector<ImageCheck>(files.size()), content_key(all)};
   std::vector<ImageCheck>& checks = result.images;
   const std::string path = keep.empty() ? "" : concat(keep, "/images-", result.key, ".txt");
   std::ifstream kept(path);
-  for (ImageCheck& c : checks) kept >> c.width >> c.height;
+  for (ImageCheck& c : checks) kept >> c.width >> c.height >> c.deep.low >> c.deep.high;
   if (std::string end; !(kept >> end) || end != "end") checks.assign(files.size(), {});  // cut off
   std::atomic<bool> found{false};
   parallel_for(int64_t(files.size()), [&](int64_t i) {
@@ -92,7 +93,8 @@ ImageChecks check_images(const std::vector<std::string>& files, const std::strin
     std::error_code ignored;
     fs::create_directories(keep, ignored);
     std::string text;
-    for (const ImageCheck& c : checks) text += concat(c.width, " ", c.height, "\n");
+    for (const ImageCheck& c : checks)
+      text += concat(c.width, " ", c.height, " ", c.deep.low, " ", c.deep.high, "\n");
     replace_file(path, text + "end\n");
   }
   return result;
@@ -152,57 +154,93 @@ Dataset shapes_dataset(uint64_t seed, int split, int64_t count) {
   return data;
 }
 
-// Returns true for each annotation that repeats an earlier one: same image, class, box and crowd flag.
+// Returns true for each annotation that repeats an earlier one: same image, class and crowd flag, and a box
+// whose values differ by at most a hundredth of its longer side, such as the last digit.
 static std::vector<bool> find_duplicates(const std::vector<CocoAnnotation>& annotations) {
-  const auto key = [&](size_t i) { return identity(annotations[i]); };
   std::vector<size_t> order(annotations.size());
   std::iota(order.begin(), order.end(), size_t(0));
-  std::sort(order.begin(), order.end(), [&](size_t i, size_t j) {
-    return std::tuple_cat(key(i), std::tuple(i)) < std::tuple_cat(key(j), std::tuple(j));
-  });
+  const auto group = [&](size_t i) {
+    return std::tuple(annotations[i].image_id, annotations[i].category_id, annotations[i].crowd);
+  };
+  std::ranges::sort(order, {},
+                    [&](size_t i) { return std::tuple_cat(group(i), std::tuple(annotations[i].x, i)); });
   std::vector<bool> duplicate(annotations.size());
-  for (size_t k = 1; k < order.size(); ++k) duplicate[order[k]] = key(order[k]) == key(order[k - 1]);
+  for (size_t k = 1; k < order.size(); ++k) {
+    const CocoAnnotation& b = annotations[order[k]];
+    const double most = std::max({0.0, b.w, b.h}) / 100;
+    for (size_t j = k;
+         j-- > 0 && group(order[j]) == group(order[k]) && b.x - annotations[order[j]].x <= most;) {
+      const CocoAnnotation& a = annotations[order[j]];
+      if (std::max({std::abs(a.y - b.y), std::abs(a.w - b.w), std::abs(a.h - b.h)}) <= most)
+        duplicate[std::max(order[j], order[k])] = true;
+    }
+  }
   return duplicate;
 }
 
-// Adds the usable boxes of source.coco to their records, and the others to the problems. record_of: index of
+// Adds the usable boxes of source.coco to their records, and the others to the problems. Throws if the boxes
+// are in another unit, see check_units(). record_of: index of
 // the record by image id. class_of: class by category id.
 static void add_boxes(Dataset& data, const Source& source,
                       const std::unordered_map<int64_t, size_t>& record_of,
                       const std::unordered_map<int64_t, size_t>& class_of) {
   const CocoDataset& truth = source.coco;
   const auto duplicate = find_duplicates(truth.annotations);
+  std::vector<PlacedBox> placed;
+  std::vector<size_t> annotations;  // of `placed`
   for (size_t i = 0; i < truth.annotations.size(); ++i) {
     const auto& a = truth.annotations[i];
     const auto where = [&] {
       return concat(source.where(i), " [", a.x, ", ", a.y, ", ", a.w, ", ", a.h, "]");
     };
-    const auto record = record_of.find(a.image_id);
+    const auto known = record_of.find(a.image_id);
     const auto cls = class_of.find(a.category_id);
+    Record* record = known == record_of.end() ? nullptr : &data.records[known->second];
+    if (record) placed.push_back({a.x, a.y, a.w, a.h, record->width, record->height});
+    if (record) annotations.push_back(i);
     if (cls == class_of.end()) {
       data.problems->add("annotation of an unknown class",
                          concat(source.where(i), " has the class id ", a.category_id));
-    } else if (record == record_of.end()) {
+    } else if (!record) {
       data.problems->add("annotation of an image that is skipped or not listed", source.where(i));
     } else if (a.crowd) {
-      Record& r = data.records[record->second];
-      if (const auto b = clip_box(a.x, a.y, a.w, a.h, kIgnoredRegion, {r.width, r.height}))
-        r.ignored.push_back(*b);
+      if (const auto b = clip_box(a.x, a.y, a.w, a.h, kIgnoredRegion, {record->width, record->height}))
+        record->ignored.push_back(*b);
     } else if (!(a.w > 0 && a.h > 0)) {
       data.problems->add("box without area", where());
     } else if (duplicate[i]) {
       data.problems->add("duplicate box", where());
     } else {
-      Record& r = data.records[record->second];
-      if (a.x < -1 || a.y < -1 || a.x + a.w > r.width + 1 || a.y + a.h > r.height + 1)
+      if (a.x < -1 || a.y < -1 || a.x + a.w > record->width + 1 || a.y + a.h > record->height + 1)
         data.problems->add("box exceeds the image (clipped)",
-                           concat(where(), " in ", r.width, "x", r.height));
-      if (const auto b = clip_box(a.x, a.y, a.w, a.h, int(cls->second), {r.width, r.height}))
-        r.boxes.push_back(*b);
+                           concat(where(), " in ", record->width, "x", record->height));
+      if (const auto b = clip_box(a.x, a.y, a.w, a.h, int(cls->second), {record->width, record->height}))
+        record->boxes.push_back(*b);
       else
-        data.problems->add("box outside of the image", concat(where(), " in ", r.width, "x", r.height));
+        data.problems->add("box outside of the image",
+                           concat(where(), " in ", record->width, "x", record->height));
     }
   }
+  check_units(data.name, placed, source.relative, [&](size_t k) { return source.where(annotations[k]); });
+}
+
+// Throws if the images of 16 bits, but for one in twenty, have values of 14 bits or less, so that 8 bits
+// would show at most 64 of 256 levels. file: one of these images.
+static void check_deep_range(const Dataset& data, std::vector<int> lows, std::vector<int> highs,
+                             const std::string& file) {
+  if (highs.empty()) return;
+  std::ranges::sort(lows);
+  std::ranges::sort(highs, std::greater());
+  const int low = lows[lows.size() / 20], high = highs[highs.size() / 20], levels = high - low;
+  if (levels >= 1 << 14) return;
+  const fs::path path = file;
+  fail(
+      data.name, ": the images of 16 bits have only the values ", low, " to ", high, " of 65535, such as ",
+      file,
+      ", and would be nearly black or grey; convert a copy of all images, also those for ./demo, to 8 bits "
+      "with these numbers: python3 -c \"import cv2, sys; [cv2.imwrite(f, ((cv2.imread(f, -1).astype('f4') - ",
+      low, ") * (255 / ", std::max(1, levels), ")).clip(0, 255).astype('u1')) for f in sys.argv[1:]]\" ",
+      (path.parent_path() / ("*" + path.extension().string())).string());
 }
 
 Dataset make_dataset(Source source, const ImageChecks& checks) {
@@ -214,6 +252,11 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
   for (const auto* problems : {&source.problems, &truth.problems})
     for (const auto& [kind, line] : *problems) data.problems->add(kind, line);
   for (const auto& note : source.notes) data.notes.push_back(printable(note));
+  if (!source.skipped.empty())
+    data.notes.push_back(printable(concat("note: ", data.name,
+                                          ": folders of the system, or without permission, are "
+                                          "left out: ",
+                                          listed(source.skipped, 20))));
   if (truth.repeated_ids > 0)
     data.problems->add("annotations with the id of another one", concat(data.name, ": ", truth.repeated_ids));
   if (truth.without_box > 0)
@@ -222,7 +265,7 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
   std::unordered_map<int64_t, size_t> record_of, class_of;
   std::unordered_map<std::string, int> names;
   for (auto& c : truth.categories) {
-    c.name = printable(c.name);
+    c.name = normal_name(printable(c.name));
     if (++names[c.name] > 1)
       data.problems->add("classes with equal names", concat(data.name, ": ", c.name, " (id ", c.id, ")"));
     class_of[c.id] = data.classes.size();
@@ -230,6 +273,8 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
     data.category_ids.push_back(c.id);
   }
   std::vector<CocoImage> present;
+  std::vector<int> lows, highs;  // of the images of 16 bits
+  std::string deep_file;
   for (size_t i = 0; i < truth.images.size(); ++i) {
     CocoImage image = truth.images[i];
     const ImageCheck& c = checks.images[i];
@@ -249,11 +294,16 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
     record_of[image.id] = data.records.size();
     data.records.push_back({source.files[i], image.id, c.width, c.height, {}});
     present.push_back(image);
+    if (c.deep.high < 0) continue;
+    lows.push_back(c.deep.low);
+    highs.push_back(c.deep.high);
+    deep_file = source.files[i];
   }
   if (present.empty())
     fail(data.name, ": none of its ", truth.images.size(),
          " images can be used; the first problem: ", data.problems->lines().front());
   truth.images = std::move(present);
+  check_deep_range(data, lows, highs, deep_file);
 
   if (source.relative) {
     for (auto& a : truth.annotations) {
@@ -279,28 +329,35 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
 void use_classes(Dataset& data, const std::vector<std::string>& classes) {
   if (data.classes == classes) return;
   std::map<std::string, int> class_of;
-  for (size_t c = classes.size(); c-- > 0;) class_of[classes[c]] = int(c);  // of equal names, the first
+  for (size_t c = classes.size(); c-- > 0;)
+    class_of[normal_name(classes[c])] = int(c);  // of equal names, the first
   constexpr int kUnknown = -1;
   std::vector<int> new_class;  // by old class
-  std::vector<std::string> unknown;
+  std::vector<std::string> unknown, alike;
   std::vector<int64_t> ids(classes.size(), kNoCategory);
   std::unordered_map<int64_t, int> class_of_id;
   for (size_t c = 0; c < data.classes.size(); ++c) {
-    const auto found = class_of.find(data.classes[c]);
+    const auto found = class_of.find(normal_name(data.classes[c]));
     new_class.push_back(found == class_of.end() ? kUnknown : found->second);
     if (found == class_of.end()) {
       unknown.push_back(data.classes[c]);
+      for (const std::string& name : classes)
+        if (const std::string why = difference_of(data.classes[c], name); !why.empty()) alike.push_back(why);
       continue;
     }
     class_of_id[data.truth.categories[c].id] = found->second;
     if (ids[found->second] == kNoCategory) ids[found->second] = data.category_ids[c];
   }
   check(unknown.size() < data.classes.size(), data.name, " has other classes (", listed(data.classes),
-        ") than ", listed(classes), "; classes are matched by name: give them the same names");
-  const std::set<std::string> own(data.classes.begin(), data.classes.end());
+        ") than ", listed(classes), "; classes are matched by name: give them the same names",
+        alike.empty() ? "" : "; " + listed(alike));
+  for (const std::string& why : alike)
+    data.notes.push_back(concat("note: ", data.name, ": the classes ", why));
+  std::set<std::string> own;
+  for (const std::string& name : data.classes) own.insert(normal_name(name));
   std::vector<std::string> without;
   for (const std::string& name : classes)
-    if (!own.count(name)) without.push_back(name);
+    if (!own.count(normal_name(name))) without.push_back(name);
   if (!without.empty())
     data.notes.push_back(concat("note: ", data.name, ": does not have the classes ", listed(without),
                                 ", which are left out of AP"));

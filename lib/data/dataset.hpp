@@ -43,6 +43,7 @@ struct Problems {
 struct ImageCheck {
   int width = 0, height = 0;  // pixels, after EXIF rotation; 0 if the image is unusable
   std::string error;          // the reason if the image is unusable, else empty
+  DeepRange deep = {};        // of an image of 16 bits
 };
 
 // Returns a hash of the parts as hex digits: the key of results that depend on them.

@@ -30,9 +30,10 @@ struct Source {
   // the areas of boxes and the sizes of images are 0.
   bool relative = false;
   std::vector<std::string> label_files;  // of the image with the id 1 + index; empty for COCO
-  std::vector<int> lines;  // line in the label file, parallel to coco.annotations; empty for COCO
-  std::vector<std::pair<std::string, std::string>> problems;  // skipped files and lines: kind, text
-  std::vector<std::string> notes;                             // lines for the log that are no problems
+  std::vector<int> lines;            // line in the label file, parallel to coco.annotations; empty for COCO
+  ProblemList problems;              // skipped files and lines
+  std::vector<std::string> notes;    // lines for the log that are no problems
+  std::vector<std::string> skipped;  // folders that files_under() leaves out
 
   // Returns the position of an annotation: "x.json: annotation 7 of image 3" or "labels/a.txt:4".
   std::string where(size_t annotation) const;
@@ -46,17 +47,43 @@ struct Sources {
 };
 
 // Sets `same` if both splits have the same images and boxes, as in a data.yaml with the same folder twice. If
-// some images are in both splits, a note of the evaluation split says how many.
+// some images are in both splits, a note of the evaluation split says how many. Images are the same if they
+// are the same file, however their paths are written.
 void compare_splits(Sources& sources);
 
 // Drops the category that is the supercategory of all others, if it has no annotation in any of the sources,
 // which are splits of one data set. Roboflow writes such a category. The notes say so.
 void drop_parent_category(const std::vector<Source*>& sources);
 
-// Moves a fraction of the images of a split, at least one, to a second split, which is returned. The choice
-// depends on the file names alone, so that every program that is given the same fraction makes the same
-// choice. Throws if the split has fewer than two images.
+// Moves a fraction of the images of a split, at least one, to a second split, which is returned. Copies of
+// one picture (NAME.rf.HASH of Roboflow) stay together, and so do the numbered frames of a video if there are
+// enough videos. The choice depends on the file names alone, so that every program that is given the same
+// fraction makes the same choice. Throws if the split has fewer than two pictures.
 Source hold_out(Source& all, double fraction);
+
+// ---- class names
+
+// Returns a class name without blanks at its ends, with single blanks inside, and with an accent and its
+// letter as one character (NFC, Latin letters), because tools write the same name in several ways.
+std::string normal_name(const std::string& name);
+
+// Returns what differs between two names that look alike: in case, blanks, - and _, or in one character. ""
+// if they do not look alike.
+std::string difference_of(const std::string& a, const std::string& b);
+
+// ---- boxes
+
+// A box and the size of its image in pixels, 0 if unknown.
+struct PlacedBox {
+  double x, y, w, h;
+  int width, height;
+};
+
+// Throws if the boxes cannot be x, y (top left corner), width, height in pixels: most of them are within the
+// first two pixels (fractions), all are within 0..100 of larger images (per cent), or at least half reach
+// beyond their images. relative: they were converted from fractions. where(i) names the position of a box.
+void check_units(const std::string& name, const std::vector<PlacedBox>& boxes, bool relative,
+                 const std::function<std::string(size_t)>& where);
 
 // ---- files and text
 
@@ -93,28 +120,28 @@ inline const std::set<std::string> kImages = {".jpg",  ".jpeg", ".jpe",  ".jfif"
 // Formats that not every OpenCV reads. A labelled file of these is used, or skipped, counted and listed.
 inline const std::set<std::string> kOtherImages = {".gif", ".avif", ".heic", ".heif", ".jp2"};
 
-// Returns the files with these extensions in a folder and its subfolders, sorted. Skips names that begin with
-// a dot. Follows symbolic links, but enters each folder only once. Throws if a folder cannot be listed.
-std::vector<std::string> files_under(const fs::path& folder, const std::set<std::string>& extensions);
+// Returns the files with these extensions (empty: all) in a folder and its subfolders, sorted. Skips names
+// that begin with a dot. Follows symbolic links, but enters each folder only once. Folders of the system
+// (lost+found, @eaDir) and unreadable ones are left out and added to `skipped`. Throws if `folder` itself
+// cannot be listed.
+std::vector<std::string> files_under(const fs::path& folder, const std::set<std::string>& extensions,
+                                     std::vector<std::string>& skipped);
 
 // Returns the image files in a folder and its subfolders, sorted. A file of kOtherImages is left out if there
 // is one of kImages with its name.
-std::vector<std::string> labelled_images(const fs::path& folder);
+std::vector<std::string> labelled_images(const fs::path& folder, std::vector<std::string>& skipped);
 
-// Returns files under `folder` as a map. The key is the path relative to `folder`, without the extension.
-std::map<std::string, std::string> names_of(const std::string& folder, const std::vector<std::string>& files);
-
-// The files under a folder, to find those whose paths were written on another machine.
-class FilesByEnd {
- public:
-  FilesByEnd(const fs::path& folder, const std::set<std::string>& extensions);
-  // Returns the file that shares the longest end with `path`, counted in whole names: for "C:\\a\\1\\x.jpg",
-  // a file 1/x.jpg rather than 2/x.jpg. Returns "" if none has this name, or if several share as much.
-  std::string find(const std::string& path) const;
-
- private:
-  std::map<std::string, std::vector<std::string>> named;  // by file name
-};
+// Finds image files under `root` by their names, which may have folders in front of them, also those of
+// another machine. Of several files with an equal name, the one that shares the longest end with the name is
+// taken. If folders have files of the same names, one of the name of `split` is preferred to `images` and
+// `root`, and these to others, unless it has less than half as many of the files. Throws if two folders are
+// equally good and their files differ. moved: set to the number of images for which only a part of the name
+// was found.
+// Returns the path of each image; one that is not found gets the path at which it was expected.
+std::vector<std::string> find_images(const std::string& list, const std::vector<std::string>& names,
+                                     const fs::path& root, const std::string& split,
+                                     const std::string& remedy, std::vector<std::string>& skipped,
+                                     int64_t& moved);
 
 // Replaces backslashes by slashes.
 std::string to_forward_slashes(std::string path);
@@ -137,12 +164,22 @@ std::optional<double> parse_number(std::string_view text);
 // Quotes a text for a message: at most 60 bytes, with '?' in place of control characters.
 std::string quote(std::string_view text);
 
+// Returns the first bytes of a file, "" if it cannot be read.
+std::string read_head(const fs::path& file, size_t bytes);
+
+// Returns what a file is if it belongs to a format that is not read, and the way out: "a file of labelme;
+// convert it ...". "" for any other file.
+std::string other_format(const fs::path& file);
+
 // ---- splits
 
 // Returns the split in the name of a file or folder ("instances_val2017", "valid/x" -> "val"), or `name`
 // itself if it contains no split. Whole words are tried before parts of words, because "latest" contains
 // "test".
 std::string split_name(const std::string& name);
+
+// Names of folders, keys and lists that hold a split.
+inline const std::vector<std::string> kSplits = {"train", "trainval", "val", "valid", "validation", "test"};
 
 // The reader of each split of a data set, by the name of the split.
 using SplitReaders = std::map<std::string, std::function<Source()>>;
@@ -167,21 +204,24 @@ struct Labels {
   bool missing = false;       // YOLO: there is no label file, so that the image has no objects
   std::string image;          // VOC: <filename> without folder
   int width = 0, height = 0;  // pixels; 0 if unknown
-  std::vector<CocoAnnotation> boxes;                          // VOC: category_id is not set yet, see `names`
-  std::vector<std::string> names;                             // VOC: class name of each box
-  std::vector<int> lines;                                     // line of each box in the label file
-  LongLines long_lines;                                       // YOLO
-  std::vector<std::pair<std::string, std::string>> problems;  // kind, text
+  std::vector<CocoAnnotation> boxes;  // VOC: category_id is not set yet, see `names`
+  std::vector<std::string> names;     // VOC: class name of each box
+  std::vector<int> lines;             // line of each box in the label file
+  LongLines long_lines;               // YOLO
+  ProblemList problems;
 };
 
 // Adds an image and its annotations to a split. Adds only the problems if the labels are not usable.
 void add_image(Source& source, const std::string& file, const std::string& label_file, const Labels& labels);
 
+// Adds the problem that a label file belongs to several images, so that none of them can be used.
+void add_shared_label(Source& source, const std::string& label_file, const std::vector<std::string>& images);
+
 // ---- COCO: a JSON file for each split
 
-// Reads the annotations and finds the images of a split: in the folder `images`, or if that is empty in one
-// of the usual folders, and otherwise by the ends of their paths (FilesByEnd). Throws if the file lists no
-// images or no categories, or, with a list of these folders, if no image is found.
+// Reads the annotations and finds the images of a split in the folder `images`, or if that is empty in the
+// folder of the data set, see find_images(). Throws if the file lists no images or no categories, or if no
+// image is found.
 Source read_coco_source(const std::string& json, const std::string& images = "");
 
 // Finds the COCO JSON files of a data set, those with images, annotations and categories: in the folder
@@ -205,22 +245,22 @@ Labels read_voc_xml(const std::string& path);
 // map for any other folder.
 SplitReaders voc_splits(const fs::path& root);
 
-// ---- YOLO: a data.yaml, and a text file for each image
+// ---- YOLO: a data.yaml or obj.data, and a text file for each image
 
 struct YoloYaml {
   std::string file;
   fs::path folder, root;                                   // folder of the file; base of relative paths
   std::vector<std::string> names;                          // class names
   bool keypoints = false;                                  // true: keypoints follow the box in each line
-  bool beside = false;                                     // true: the label files are beside the images
+  bool beside = false;                                     // true: label files beside the images come first
   std::map<std::string, std::vector<std::string>> splits;  // split -> image folders and lists of images
 };
 
 // Reads a data.yaml (docs.ultralytics.com/datasets/detect). Throws if the file does not have this format.
 YoloYaml read_data_yaml(const std::string& file);
 
-// Reads an obj.data of Darknet, as CVAT writes it: names, and a list of images for each split. Throws if the
-// file does not have this format.
+// Reads an obj.data of Darknet, as CVAT writes it too: names, and a list of images for each split. Throws if
+// the file does not have this format.
 YoloYaml read_obj_data(const std::string& file);
 
 // Returns the path of the label file of an image: a/images/train/b.jpg -> a/labels/train/b.txt. If no folder
@@ -237,7 +277,8 @@ SplitReaders yolo_splits(const YoloYaml& yaml);
 
 // Returns the data set of a YOLO folder without data.yaml, from the folders that exist: images/train or
 // train/images and so on, images, or images beside their label files. The names are those of a classes.txt
-// (labelImg), empty if there is none. `splits` is empty if the folder has no such layout.
+// (labelImg) or _darknet.labels (Roboflow), empty if there is none. `splits` is empty if the folder has no
+// such layout.
 YoloYaml yolo_folders(const std::string& folder);
 
 // Returns the text of a data.yaml for the splits of yolo_folders(). The names are placeholders for the
@@ -248,5 +289,9 @@ std::string suggested_yaml(const YoloYaml& data);
 // has none. Throws if several files have `names`. both: returns data.yaml or dataset.yaml only, and only if
 // it has `names`.
 std::string find_data_yaml(const std::string& data, bool both = false);
+
+// Returns the .data file of Darknet in a folder, or in its folder `data`: obj.data, else the first one that
+// names images and classes. Returns "" if there is none.
+std::string find_obj_data(const fs::path& folder);
 
 }  // namespace yolox

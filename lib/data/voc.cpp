@@ -50,7 +50,7 @@ Labels read_voc_xml(const std::string& path) {
   labels.image = labels.image.substr(labels.image.find_last_of("/\\") + 1);  // npos + 1 is 0
   for (const pugi::xml_node& object : root.children("object")) {
     go_to(object.offset_debug());
-    const std::string name(trimmed(object.child_value("name")));
+    const std::string name = normal_name(std::string(trimmed(object.child_value("name"))));
     const pugi::xml_node box = object.child("bndbox");
     std::string wrong = name.empty() ? "no <name>" : box ? "" : "no <bndbox>";
     std::vector<double> v;
@@ -84,6 +84,15 @@ struct Voc {
 
 }  // namespace
 
+// Returns files under `folder` by their path relative to `folder`, without the extension.
+static std::map<std::string, std::vector<std::string>> files_by_stem(const fs::path& folder,
+                                                                     const std::vector<std::string>& files) {
+  const size_t start = folder.string().size() + 1;
+  std::map<std::string, std::vector<std::string>> stems;
+  for (const std::string& file : files) stems[file.substr(start, file.rfind('.') - start)].push_back(file);
+  return stems;
+}
+
 // Reads one split. The first call reads the label files of all splits. Throws if no file of the split is
 // usable.
 static Source read_voc_split(Voc& voc, const std::string& split) {
@@ -102,33 +111,50 @@ static Source read_voc_split(Voc& voc, const std::string& split) {
   Source source;
   source.name = concat(voc.root, " (", split, ")");
   for (const auto& [name, id] : voc.classes) source.coco.categories.push_back({id, name});
-  const auto images = names_of(voc.images, labelled_images(voc.images));
+  const auto images = files_by_stem(voc.images, labelled_images(voc.images, source.skipped));
   for (const auto& [name, xml] : voc.splits.at(split)) {
     Labels& labels = voc.labels[xml];
     for (size_t i = 0; i < labels.boxes.size(); ++i)
       labels.boxes[i].category_id = voc.classes[labels.names[i]];
     // Prefer the image named as the XML file, because <filename> is often wrong after a renaming.
+    const auto found = images.find(name);
     const std::string other = voc.images + "/" + (labels.image.empty() ? name + ".jpg" : labels.image);
-    const auto image = images.find(name);
-    add_image(source, image != images.end() ? image->second : other, xml, labels);
+    if (found == images.end())
+      add_image(source, other, xml, labels);
+    else if (found->second.size() == 1)
+      add_image(source, found->second[0], xml, labels);
+    else if (const auto named = std::ranges::find_if(
+                 found->second, [&](const fs::path& f) { return f.filename() == labels.image; });
+             named != found->second.end())
+      add_image(source, *named, xml, labels);
+    else
+      add_shared_label(source, xml, found->second);
   }
+  std::vector<std::string> unlabelled;
+  for (const auto& [name, files] : images)
+    if (split == "all" && !voc.splits.at(split).count(name)) unlabelled.push_back(name);
+  if (!unlabelled.empty())
+    source.notes.push_back(concat("note: ", source.name, ": ", unlabelled.size(),
+                                  " images have no XML file and are not used: ", listed(unlabelled, 20)));
   if (source.files.empty())
     fail(source.name, ": none of its ", voc.splits.at(split).size(),
-         " annotation files can be read; correct them: ", source.problems[0].second);
+         " annotation files can be used; correct them: ", source.problems[0].second);
   return source;
 }
 
 SplitReaders voc_splits(const fs::path& root) {
   const auto voc = std::make_shared<Voc>();
   voc->root = root.string();
-  const std::vector<std::string> known = {"train", "trainval", "val", "valid", "test"};
   using Part = std::map<std::string, std::string>;  // image name -> XML file
   for (const fs::path& xmls : {root / "Annotations", root / "annotations"})
     for (const fs::path& images : {root / "JPEGImages", root / "images"}) {
       if (!voc->splits.empty() || !is_folder(xmls) || !is_folder(images)) continue;
       voc->images = images.string();
-      const Part all = names_of(xmls.string(), files_under(xmls, {".xml"}));
-      for (const auto& split : known) {
+      Part all;
+      std::vector<std::string> ignored;
+      for (const auto& [name, files] : files_by_stem(xmls, files_under(xmls, {".xml"}, ignored)))
+        all[name] = files[0];
+      for (const auto& split : kSplits) {
         const fs::path list = root / "ImageSets" / "Main" / (split + ".txt");
         Part part;
         if (is_file(list))
@@ -141,27 +167,22 @@ SplitReaders voc_splits(const fs::path& root) {
       }
       if (voc->splits.empty() && !all.empty()) voc->splits["all"] = all;
     }
-  if (voc->splits.empty()) {
-    voc->images = voc->root;
-    for (const auto& split : known) {
-      Part part;
-      for (const auto& path : listing(root / split))
-        if (has_extension(path, {".xml"})) part[split + "/" + path.stem().string()] = path.string();
-      if (!part.empty()) voc->splits.insert({split_name(split), part});
-    }
-  }
-  if (voc->splits.empty()) {  // XML files beside the images, without splits
+  // XML files beside the images: in the folders of splits, or in one folder.
+  std::vector<std::string> folders = kSplits;
+  if (voc->splits.empty()) voc->images = voc->root;
+  folders.emplace_back();
+  for (const std::string& split : folders) {
+    if (voc->images != voc->root || (split.empty() && !voc->splits.empty())) continue;
     Part part;
-    bool beside = false;
     std::set<std::string> images;
-    for (const auto& path : listing(root))
-      if (has_extension(path, kImages)) images.insert(path.stem().string());
-    for (const auto& path : listing(root)) {
-      if (!has_extension(path, {".xml"})) continue;
-      part[path.stem().string()] = path.string();
-      beside = beside || images.count(path.stem().string()) > 0;
+    for (const fs::path& path : listing(root / split)) {
+      const std::string name = (fs::path(split) / path.stem()).string();
+      if (has_extension(path, kImages)) images.insert(name);
+      if (has_extension(path, {".xml"})) part[name] = path.string();
     }
-    if (beside) voc->splits["all"] = part;
+    const bool beside = std::ranges::any_of(part, [&](const auto& e) { return images.count(e.first) > 0; });
+    if (!part.empty() && (beside || !split.empty()))
+      voc->splits.insert({split.empty() ? "all" : split_name(split), part});
   }
   SplitReaders splits;
   for (const auto& entry : voc->splits)

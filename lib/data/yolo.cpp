@@ -30,9 +30,11 @@ YoloYaml read_obj_data(const std::string& file) {
   data.folder = data.root = fs::path(file).has_parent_path() ? fs::path(file).parent_path() : ".";
   data.beside = true;
   for_each_line(read_text(file), [&](std::string_view line, int) {
-    const size_t equals = std::min(line.find('='), line.size() - 1);
+    const size_t equals = line.find('=');
+    if (line[0] == '#' || equals == std::string_view::npos) return;
     const std::string key = lower(std::string(trimmed(line.substr(0, equals)))),
                       value = to_forward_slashes(std::string(trimmed(line.substr(equals + 1))));
+    if (value.empty()) return;
     if (key == "train" || key == "valid" || key == "test") data.splits[split_name(key)].push_back(value);
     if (key != "names") return;
     const fs::path names = is_file(data.root / value) ? fs::path(value) : fs::path(value).filename();
@@ -41,6 +43,19 @@ YoloYaml read_obj_data(const std::string& file) {
   check(!data.names.empty(), file, ": no names; add names = obj.names, a file with a class in each line");
   check(!data.splits.empty(), file, ": no train and no valid; add train = train.txt, a list of images");
   return data;
+}
+
+std::string find_obj_data(const fs::path& folder) {
+  for (const fs::path& place : {folder, folder / "data"}) {
+    if (is_file(place / "obj.data")) return (place / "obj.data").string();
+    for (const fs::path& path : listing(place)) {
+      std::string text;
+      if (has_extension(path, {".data"}) && read_all(path.string(), text).empty() &&
+          text.find("names") != std::string::npos && text.find("train") != std::string::npos)
+        return path.string();
+    }
+  }
+  return "";
 }
 
 YoloYaml read_data_yaml(const std::string& file) {
@@ -80,7 +95,7 @@ YoloYaml read_data_yaml(const std::string& file) {
     data.keypoints = yaml["kpt_shape"].IsDefined();
     data.root = data.folder / (path && path.IsScalar() ? path.Scalar() : "");
     if (!is_folder(data.root)) data.root = data.folder;
-    for (const char* split : {"train", "trainval", "val", "valid", "validation", "test"}) {
+    for (const std::string& split : kSplits) {
       const YAML::Node entry = yaml[split];
       std::vector<std::string> places;
       if (!entry || entry.IsNull() || (entry.IsScalar() && entry.Scalar().empty())) continue;
@@ -99,44 +114,48 @@ YoloYaml read_data_yaml(const std::string& file) {
 
 // Returns the image files of a split, sorted by path. A path that was written on another machine is found by
 // its end. Throws if there are none.
-static std::vector<std::string> yolo_images(const YoloYaml& data, const std::string& split) {
+static std::vector<std::string> yolo_images(const YoloYaml& data, const std::string& split, Source& source) {
   std::vector<std::string> images;
-  std::optional<FilesByEnd> files;
   for (const std::string& given : data.splits.at(split)) {
     const std::string entry = to_forward_slashes(given);
     std::string inside = entry;  // Roboflow writes ../train/images for a folder beside data.yaml
     while (inside.starts_with("../")) inside.erase(0, 3);
     fs::path place;
-    for (const fs::path& p :
-         {data.root / entry, data.root / inside, data.folder / entry, data.folder / inside})
-      if (place.empty() && (is_folder(p) || (p.extension() == ".txt" && is_file(p))))
+    const auto try_place = [&](const fs::path& p, bool list_only = false) {
+      if (place.empty() && ((!list_only && is_folder(p)) || (p.extension() == ".txt" && is_file(p))))
         place = p.lexically_normal();
+    };
+    for (const fs::path& base : {data.root, data.folder})
+      for (const std::string& path : {entry, inside}) try_place(base / path);
     // The end of a path of another machine: C:/sets/cells/images/val, data/train.txt. The last name of a
     // folder alone, such as images, may be that of another split.
     for (std::string end = inside; place.empty() && end.find('/') != std::string::npos;) {
       end.erase(0, end.find('/') + 1);
-      const fs::path p = data.root / end;
-      const bool is_split = end.find('/') != std::string::npos && is_folder(p);
-      if (is_split || (p.extension() == ".txt" && is_file(p))) place = p.lexically_normal();
+      try_place(data.root / end, /*list_only=*/end.find('/') == std::string::npos);
     }
     check(!place.empty(), data.file, ": ", split,
           ": neither a folder nor a .txt: ", (data.root / entry).lexically_normal().string(),
           "; correct the key \"path\" or \"", split, "\"");
     if (is_folder(place)) {
-      for (const std::string& file : labelled_images(place)) images.push_back(file);
+      for (const std::string& file : labelled_images(place, source.skipped)) images.push_back(file);
       continue;
     }
+    std::vector<std::string> lost, files;  // lost: lines whose file is not where the line says
     for_each_line(read_text(place.string()), [&](std::string_view text, int) {
       const std::string line = to_forward_slashes(std::string(text));
       fs::path file = data.root / line, other = place.parent_path() / line;
       if (line.starts_with("./")) file.swap(other);  // "./" is relative to the list, as in COCO for YOLO
       if (!is_file(file) && is_file(other)) file = other;
-      if (!is_file(file)) {
-        if (!files) files.emplace(data.root, kImages);
-        if (const std::string moved = files->find(line); !moved.empty()) file = moved;
-      }
-      images.push_back(file.lexically_normal().string());
+      if (is_file(file))
+        images.push_back(file.lexically_normal().string());
+      else
+        lost.push_back(line);
     });
+    int64_t moved = 0;
+    if (!lost.empty())
+      files = find_images(place.string(), lost, data.root, split, "correct the paths in the list",
+                          source.skipped, moved);
+    images.insert(images.end(), files.begin(), files.end());
   }
   check(!images.empty(), data.file, ": ", split, ": no images in ", listed(data.splits.at(split)),
         "; correct that entry");
@@ -146,8 +165,18 @@ static std::vector<std::string> yolo_images(const YoloYaml& data, const std::str
 
 std::string yolo_label_file(const std::string& image) {
   std::string file = "/" + fs::path(image).replace_extension(".txt").string();
-  if (const size_t at = file.rfind("/images/"); at != std::string::npos) file.replace(at, 8, "/labels/");
+  for (const std::string folder : {"/images/", "/JPEGImages/"})  // the second one is a rule of Darknet
+    if (const size_t at = file.rfind(folder); at != std::string::npos)
+      return file.replace(at, folder.size(), "/labels/").substr(1);
   return file.substr(1);
+}
+
+// Returns the label file of an image that exists: by the rule of YOLO or beside the image, or first beside
+// it.
+static std::string label_file_of(const std::string& image, bool first_beside) {
+  std::string first = yolo_label_file(image), second = fs::path(image).replace_extension(".txt").string();
+  if (first_beside) first.swap(second);
+  return is_file(first) || !is_file(second) ? first : second;
 }
 
 // Returns the values per keypoint, 3 (x, y and a visibility of 0, 1 or 2) or 2, if a line can be a class, a
@@ -200,7 +229,8 @@ Labels read_yolo_txt(const std::string& path, bool keypoints) {
       labels.problems.push_back(
           {"label cannot be read",
            concat(path, ":", number, ": ", quote(line), " is not ",
-                  "\"class cx cy w h\" or \"class x1 y1 x2 y2 x3 y3 ...\" in fractions of the image size")});
+                  "\"class cx cy w h\" or \"class x1 y1 x2 y2 x3 y3 ...\" in fractions of the image size",
+                  numbers && v.size() == 6 ? "; delete the sixth column if it is a confidence" : "")});
       return;
     }
     double x1 = v[1], y1 = v[2], x2 = v[1], y2 = v[2];
@@ -221,19 +251,14 @@ Labels read_yolo_txt(const std::string& path, bool keypoints) {
   return labels;
 }
 
-// Throws if at least half of the boxes are in pixels.
-static void check_fractions(const Source& source) {
+// Throws if the classes are numbered from 1.
+static void check_first_class(const Source& source, int64_t classes) {
   const auto& boxes = source.coco.annotations;
-  // The right or lower edge of a box in fractions may exceed 1 a little, and a box in pixels is larger
-  // than 2.
-  const auto in_pixels = [](const CocoAnnotation& a) { return a.x + a.w > 2 || a.y + a.h > 2; };
-  const auto first = std::find_if(boxes.begin(), boxes.end(), in_pixels);
-  const auto pixels = std::count_if(boxes.begin(), boxes.end(), in_pixels);
-  if (first == boxes.end() || 2 * pixels < int64_t(boxes.size())) return;
-  fail(source.name, ": ", pixels, " of ", boxes.size(), " boxes are in pixels, such as ",
-       source.where(first - boxes.begin()),
-       "; YOLO labels are fractions: divide x and width by the width of the image, y and height by its "
-       "height");
+  const auto [lowest, highest] = std::ranges::minmax_element(boxes, {}, &CocoAnnotation::category_id);
+  if (boxes.empty() || lowest->category_id < 1 || highest->category_id != classes) return;
+  fail(source.name, ": the labels have the classes 1 to ", classes, ", and none is 0, such as ",
+       source.where(highest - boxes.begin()), "; YOLO numbers the ", classes,
+       " names from 0: subtract 1 from each class");
 }
 
 // Lists the label files in the folders of this split that have no image.
@@ -260,20 +285,22 @@ static Source read_yolo_split(const YoloYaml& data, const std::string& split) {
   source.relative = true;
   for (const auto& name : data.names)
     source.coco.categories.push_back({static_cast<int64_t>(source.coco.categories.size()), name});
-  const std::vector<std::string> images = yolo_images(data, split);
+  const std::vector<std::string> images = yolo_images(data, split, source);
   std::vector<Labels> labels(images.size());
-  const auto label_file = [&](const std::string& image) {
-    return data.beside ? fs::path(image).replace_extension(".txt").string() : yolo_label_file(image);
+  std::vector<std::string> label_files(images.size());
+  const auto read_labels = [&](bool keypoints) {
+    parallel_for(int64_t(images.size()), [&](int64_t i) {
+      label_files[i] = label_file_of(images[i], data.beside);
+      labels[i] = read_yolo_txt(label_files[i], keypoints);
+    });
   };
-  parallel_for(int64_t(images.size()),
-               [&](int64_t i) { labels[i] = read_yolo_txt(label_file(images[i]), data.keypoints); });
+  read_labels(data.keypoints);
   LongLines lines;
   for (const Labels& l : labels) lines = lines + l.long_lines;
   const std::string with_columns =
       concat("note: ", source.name, ": the labels with ", lines.columns, " columns");
   if (!data.keypoints && lines.values == 3) {
-    parallel_for(int64_t(images.size()),
-                 [&](int64_t i) { labels[i] = read_yolo_txt(label_file(images[i]), /*keypoints=*/true); });
+    read_labels(/*keypoints=*/true);
     source.notes.push_back(with_columns +
                            " are read as class, box and keypoints, and only the boxes are used");
   } else if (!data.keypoints && lines.values == 2) {
@@ -281,16 +308,27 @@ static Source read_yolo_split(const YoloYaml& data, const std::string& split) {
                                   " are read as polygons; if they are boxes with keypoints, add ",
                                   "this line to data.yaml: kpt_shape: [", (lines.columns - 5) / 2, ", 2]"));
   }
-  for (size_t i = 0; i < images.size(); ++i) add_image(source, images[i], label_file(images[i]), labels[i]);
-  check_fractions(source);
-  if (!data.beside) find_orphans(source);
-  const auto missing = std::count_if(labels.begin(), labels.end(), [](const Labels& l) { return l.missing; });
-  if (missing > 0)
-    source.notes.push_back(concat("note: ", source.name, ": ", missing, " of ", images.size(),
-                                  " images have no label file and count as images without objects"));
+  std::map<std::string, std::vector<std::string>> images_of;  // by label file
+  std::vector<std::string> unlabelled;
+  for (size_t i = 0; i < images.size(); ++i)
+    if (i == 0 || images[i] != images[i - 1]) images_of[label_files[i]].push_back(images[i]);
+  for (size_t i = 0; i < images.size(); ++i) {
+    const auto& sharing = images_of.at(label_files[i]);
+    if (labels[i].missing) unlabelled.push_back(fs::path(images[i]).filename().string());
+    if (sharing.size() == 1 || labels[i].boxes.empty())
+      add_image(source, images[i], label_files[i], labels[i]);
+    else if (images[i] == sharing[0])
+      add_shared_label(source, label_files[i], sharing);
+  }
+  check_first_class(source, int64_t(data.names.size()));
+  find_orphans(source);
+  if (!unlabelled.empty())
+    source.notes.push_back(
+        concat("note: ", source.name, ": ", unlabelled.size(), " of ", images.size(),
+               " images have no label file and count as images without objects: ", listed(unlabelled, 20)));
   if (source.files.empty() && !images.empty())
     fail(source.name, ": none of its ", images.size(),
-         " label files can be read; correct them: ", source.problems[0].second);
+         " label files can be used; correct them: ", source.problems[0].second);
   if (source.coco.annotations.empty() && source.problems.empty())
     source.problems.push_back(
         {"no image has labels", concat("expected the first label file at ", source.label_files[0])});
@@ -308,12 +346,11 @@ SplitReaders yolo_splits(const YoloYaml& yaml) {
 YoloYaml yolo_folders(const std::string& folder) {
   YoloYaml data;
   data.folder = data.root = folder;
-  const std::vector<std::string> known = {"train", "trainval", "val", "valid", "validation", "test"};
   const auto has_images = [&](const std::string& place) {
     return std::ranges::any_of(listing(data.root / place),
                                [](const auto& e) { return has_extension(e, kImages); });
   };
-  for (const auto& split : known)
+  for (const auto& split : kSplits)
     for (const auto& [place, labels] :
          {std::pair("images/" + split, std::string("labels")), {split + "/images", split + "/labels"}})
       if (is_folder(data.root / place) && is_folder(data.root / labels))
@@ -321,16 +358,18 @@ YoloYaml yolo_folders(const std::string& folder) {
   if (data.splits.empty() && is_folder(data.root / "images") && is_folder(data.root / "labels"))
     data.splits["all"] = {"images"};
   std::vector<std::string> places{"", "labels"};
-  for (const auto& split : known) places.insert(places.end(), {split, "labels/" + split, split + "/labels"});
-  for (const auto& place : places) {
-    const fs::path names = data.root / place / "classes.txt";
-    if (!data.names.empty() || !is_file(names)) continue;
-    data.file = names.string();
-    data.names = read_names(data.file);
-  }
+  for (const auto& split : kSplits)
+    places.insert(places.end(), {split, "labels/" + split, split + "/labels"});
+  for (const auto& place : places)
+    for (const char* name : {"classes.txt", "_darknet.labels"}) {
+      const fs::path names = data.root / place / name;
+      if (!data.names.empty() || !is_file(names)) continue;
+      data.file = names.string();
+      data.names = read_names(data.file);
+    }
   if (!data.splits.empty() || data.names.empty()) return data;
   data.beside = true;
-  for (const auto& split : known)
+  for (const auto& split : kSplits)
     if (has_images(split)) data.splits[split_name(split)].push_back(split);
   if (data.splits.empty() && has_images("")) data.splits["all"] = {"."};
   return data;
@@ -339,9 +378,10 @@ YoloYaml yolo_folders(const std::string& folder) {
 std::string suggested_yaml(const YoloYaml& data) {
   std::string text = "path: .\n";
   std::set<int64_t> classes{0};
+  std::vector<std::string> skipped;
   for (const auto& [split, places] : data.splits) {
     text += concat(split == "all" ? "train" : split, ": ", places[0], "\n");
-    for (const std::string& image : files_under(data.root / places[0], kImages))
+    for (const std::string& image : files_under(data.root / places[0], kImages, skipped))
       for (const CocoAnnotation& a : read_yolo_txt(yolo_label_file(image), false).boxes)
         classes.insert(a.category_id);
   }

@@ -281,7 +281,35 @@ ImageRegion decode_region(std::string_view bytes, const std::string& path, const
                           "); free memory, give fewer --workers, or make the image smaller"));
 }
 
-cv::Size image_size(const std::string& path) {
+// Returns the range of an image that OpenCV would divide by 256. Throws ImageError if the pixels are neither
+// of 8 nor of 16 bits, which OpenCV decodes as black.
+static DeepRange deep_range(std::string_view bytes, const std::string& path) {
+  const std::string_view head = bytes.substr(0, 2);
+  const bool pnm = bytes.size() > 2 && head[0] == 'P' && head[1] >= '2' && head[1] <= '6';
+  if (!pnm && head != "II" && head != "MM" && !(is_png(bytes) && bytes.size() > 24 && bytes[24] == 16))
+    return {};
+  cv::Mat image, channel;
+  try {
+    image = cv::imdecode(cv::Mat(1, int(bytes.size()), CV_8U, const_cast<char*>(bytes.data())),
+                         cv::IMREAD_UNCHANGED);
+  } catch (const cv::Exception&) {}  // reported when the image is decoded
+  if (image.empty() || image.depth() == CV_8U) return {};
+  check_image(image.depth() == CV_16U, path, " has pixels of the type ", cv::typeToString(image.type()),
+              ", which cannot be read; convert it to 8 bits");
+  std::vector<int64_t> counts(1 << 16);
+  const int colours = std::min(3, image.channels());  // without alpha
+  for (int c = 0; c < colours; ++c) {
+    cv::extractChannel(image, channel, c);
+    for (const uint16_t value : cv::Mat_<uint16_t>(channel)) ++counts[value];
+  }
+  const int64_t few = int64_t(image.total()) * colours / 1000;
+  DeepRange range{0, (1 << 16) - 1};
+  for (int64_t left = few - counts[range.low]; left >= 0; left -= counts[range.low]) ++range.low;
+  for (int64_t left = few - counts[range.high]; left >= 0; left -= counts[range.high]) --range.high;
+  return range;
+}
+
+cv::Size image_size(const std::string& path, DeepRange* deep) {
   const auto ends = [&] {
     std::ifstream file(path, std::ios::binary);
     char tail[2];
@@ -294,6 +322,7 @@ cv::Size image_size(const std::string& path) {
     if (read_jpeg(head, jpeg).empty() && jpeg.width > 0) return jpeg.upright();
   }
   const std::string bytes = read_bytes(path);
+  if (deep) *deep = deep_range(bytes, path);
   // OpenCV rotates a PNG that has an EXIF tag.
   if (bytes.size() > 24 && is_png(bytes) && has_end_marker(bytes) &&
       bytes.find("eXIf") == std::string::npos) {

@@ -96,9 +96,16 @@ inline Image decode_image(std::string_view bytes, const std::string& path) {
   return decode_region(bytes, path, {0, 0, 1 << 20, 1 << 20}, 1).image;
 }
 
+// Range of the values of an image with 16 bits per channel, without the lowest and highest 0.1 %. Empty (low
+// > high) for other images.
+struct DeepRange {
+  int low = 1 << 16, high = -1;
+};
+
 // Returns the size of an image after EXIF rotation. Takes it from the header of a JPEG or PNG that has its
-// end marker, and decodes any other file, so that a truncated file is found. Throws ImageError.
-cv::Size image_size(const std::string& path);
+// end marker, and decodes any other file, so that a truncated file is found. deep: set to the range of a PNG,
+// TIFF or PNM file of 16 bits. Throws ImageError.
+cv::Size image_size(const std::string& path, DeepRange* deep = nullptr);
 
 // ---- input size, boxes and letterbox
 

@@ -314,9 +314,12 @@ void log_classes(Log& log, const Splits& splits) {
   for (const size_t c : classes_by_count(counts))
     frequent.push_back(concat(train.classes[c], " ", counts[c]));
   const auto empty = std::ranges::count_if(train.records, [](const Record& r) { return r.boxes.empty(); });
+  size_t regions = 0;
+  for (const Record& r : train.records) regions += r.ignored.size();
   log.line(concat("images  ", train.records.size(), " for training, ", empty, " without boxes"));
   log.line(concat("boxes   ", std::accumulate(counts.begin(), counts.end(), int64_t(0)),
-                  " for training: ", listed(frequent, 10)));
+                  " for training: ", listed(frequent, 10),
+                  regions ? concat("; and ", regions, " ignored regions (crowds, difficult objects)") : ""));
   const auto absent = [&](const std::vector<int64_t>& of, const char* split) {
     std::vector<std::string> names;
     for (size_t c = 0; c < of.size(); ++c)

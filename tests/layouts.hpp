@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tables of data sets: the files of each row, and parts of the text that describes what the readers make of
+// them.
+#pragma once
+#include <sys/stat.h>
+
+#include <opencv2/imgcodecs.hpp>
+#include <set>
+
+#include "common.hpp"
+#include "formats.hpp"
+
+namespace yolox::test {
+
+using Names = std::vector<std::string>;
+using Files = std::vector<std::pair<std::string, std::string>>;  // path, content
+
+// A picture as the content of a file: "@64x48" is grey, "@64x48 100-900" has these values in 16 bits.
+inline void write_picture(const std::string& path, const std::string& content) {
+  int width = 0, height = 0, low = 0, high = 0;
+  const bool deep = std::sscanf(content.c_str(), "@%dx%d %d-%d", &width, &height, &low, &high) == 4;
+  cv::Mat image(height, width, deep ? CV_16UC1 : CV_8UC3, cv::Scalar::all(deep ? low : 99));
+  if (deep) image(cv::Rect(0, 0, width / 2, height)).setTo(high);
+  fs::create_directories(fs::path(path).parent_path());
+  REQUIRE(cv::imwrite(path, image));
+}
+
+// Writes files. In their content, "DIR" is the path of the folder. A path that ends with a slash is a folder.
+inline void put(const TempDir& dir, const Files& files) {
+  for (const auto& [path, content] : files) {
+    std::string text = content;
+    for (size_t at; (at = text.find("DIR")) != std::string::npos;) text.replace(at, 3, dir.path.string());
+    if (path.ends_with('/'))
+      fs::create_directories(dir / path);
+    else if (text.starts_with("@"))
+      write_picture(dir / path, text);
+    else
+      write_text(dir / path, text);
+  }
+}
+inline void put_all(const TempDir& dir, const Names& files, const std::string& content = "") {
+  for (const auto& file : files) put(dir, {{file, content}});
+}
+
+// Returns text with "DIR" in place of the folder.
+inline std::string below(const TempDir& dir, std::string text) {
+  const std::string path = dir.path.string();
+  for (size_t at; (at = text.find(path)) != std::string::npos;) text.replace(at, path.size(), "DIR");
+  return text;
+}
+
+inline std::string described(const std::string& name, const Source& s) {
+  std::string text = concat(name, " ", s.name, ":");
+  for (const std::string& file : s.files) text += " " + fs::path(file).lexically_normal().string();
+  Names classes;
+  for (const auto& category : s.coco.categories) classes.push_back(category.name);
+  text += "\nclasses " + listed(classes, 99) + "\n";
+  for (size_t i = 0; i < s.coco.annotations.size(); ++i) {
+    const CocoAnnotation& a = s.coco.annotations[i];
+    text += concat("box ", s.where(i), " class ", a.category_id, " [", a.x, " ", a.y, " ", a.w, " ", a.h, "]",
+                   a.crowd ? " crowd\n" : "\n");
+  }
+  for (const auto& [kind, line] : s.problems) text += kind + ": " + line + "\n";
+  for (const std::string& note : s.notes) text += note + "\n";
+  for (const std::string& folder : s.skipped) text += "skipped: " + folder + "\n";
+  return text;
+}
+
+inline std::string described(const std::string& name, const Dataset& d) {
+  std::string text =
+      concat(name, " ", d.name, ": ", d.records.size(), " images\nclasses ", listed(d.classes, 99), "\n");
+  for (const Record& r : d.records) {
+    for (const Box& b : r.boxes)
+      text += concat("box ", r.file, " class ", b.cls, " [", b.x1, " ", b.y1, " ", b.x2, " ", b.y2, "]\n");
+    for (const Box& b : r.ignored)
+      text += concat("region ", r.file, " [", b.x1, " ", b.y1, " ", b.x2, " ", b.y2, "]\n");
+  }
+  for (const std::string& line : d.problems->lines()) text += line + "\n";
+  for (const std::string& note : d.notes) text += note + "\n";
+  return text;
+}
+
+// Returns what is read from a data set, or "error: " and the message, which is one line unless it contains
+// the text of a file. The evaluated split is the same without the train split. o.data and o.images: relative
+// to the folder, or absolute.
+inline std::string reading(const TempDir& dir, DataOptions o = {}) {
+  o.data = o.data.empty() ? dir.path.string() : o.data[0] == '/' ? o.data : dir / o.data;
+  if (const size_t comma = o.data.find(','); comma != std::string::npos && !fs::exists(o.data))
+    o.data.insert(comma + 1, dir / "");
+  if (!o.images.empty()) o.images = dir / o.images;
+  std::string text;
+  try {
+    const Sources s = read_sources(o);
+    text = described("train", s.train) + (s.same ? "one split" : described("val", s.val));
+    CHECK(read_sources(o, /*with_train=*/false).val.files == s.val.files);
+  } catch (const std::runtime_error& e) {
+    text = concat("error: ", e.what());
+    CHECK((has(text, "names:") || !has(text, "\n")));
+  }
+  return below(dir, text);
+}
+// The same for what is trained on.
+inline std::string loading(const TempDir& dir, DataOptions o = {}) {
+  o.data = o.data.empty() ? dir.path.string() : dir / o.data;
+  std::string text;
+  try {
+    const Splits s = load_splits(o);
+    text = described("train", s.train) + (s.same ? "one split" : described("val", s.val));
+  } catch (const std::runtime_error& e) {
+    text = concat("error: ", e.what());
+  }
+  return below(dir, text);
+}
+
+struct Row {
+  std::string title;
+  Files files;
+  Names wanted;  // parts of the text; "!part" must not be in it
+  DataOptions options = {};
+};
+inline void check_text(const std::string& text, const Names& wanted) {
+  for (const std::string& part : wanted) {
+    if (part[0] != '!')
+      CHECK_HAS(text, part);
+    else
+      CHECK_MESSAGE(!has(text, part.substr(1)), "in: " << text << "\nunwanted: " << part.substr(1));
+  }
+}
+inline void check_rows(const std::vector<Row>& rows,
+                       std::string (*read)(const TempDir&, DataOptions) = reading) {
+  for (const Row& row : rows) {
+    INFO(row.title);
+    TempDir dir;
+    put(dir, row.files);
+    check_text(read(dir, row.options), row.wanted);
+  }
+}
+
+// Returns a COCO file. images: file name, and size if known: "a.jpg 64x48". boxes: image, category, box and
+// whatever follows: "1 1 [1,2,10,12],\"iscrowd\":1". The ids of images and categories are 1, 2, ...
+inline std::string coco(const Names& images, const Names& boxes = {"1 1 [1,2,10,12]"},
+                        const Names& classes = {"a"}) {
+  std::string text = "{\"images\":[", separator;
+  for (size_t i = 0; i < images.size(); ++i, separator = ",") {
+    const size_t blank = images[i].rfind(' ');
+    int width = 0, height = 0;
+    const bool sized =
+        blank != std::string::npos && std::sscanf(&images[i][blank], " %dx%d", &width, &height) == 2;
+    text += concat(separator, "{\"id\":", i + 1, ",\"file_name\":\"",
+                   sized ? images[i].substr(0, blank) : images[i], "\"",
+                   sized ? concat(",\"width\":", width, ",\"height\":", height) : "", "}");
+  }
+  text += "],\"categories\":[";
+  separator = "";
+  for (size_t c = 0; c < classes.size(); ++c, separator = ",")
+    text += concat(separator, "{\"id\":", c + 1, ",\"name\":\"", classes[c], "\"}");
+  text += "],\"annotations\":[";
+  separator = "";
+  for (size_t k = 0; k < boxes.size(); ++k, separator = ",") {
+    const size_t box = boxes[k].find('[');
+    int image = 0, category = 0;
+    std::sscanf(boxes[k].c_str(), "%d %d", &image, &category);
+    text += concat(separator, "{\"id\":", k + 1, ",\"image_id\":", image, ",\"category_id\":", category,
+                   ",\"bbox\":", boxes[k].substr(box), "}");
+  }
+  return text + "]}";
+}
+
+// Returns a VOC object. box: x1 y1 x2 y2.
+inline std::string object(const std::string& name, const std::string& box = "1 2 30 50",
+                          const std::string& more = "") {
+  std::istringstream numbers(box);
+  std::string text = "<object><name>" + name + "</name>" + more + "<bndbox>", number;
+  for (const std::string side : {"xmin", "ymin", "xmax", "ymax"})
+    if (numbers >> number) text += "<" + side + ">" + number + "</" + side + ">";
+  return text + "</bndbox></object>";
+}
+inline std::string voc(const std::string& inside) { return "<annotation>\n" + inside + "\n</annotation>\n"; }
+
+}  // namespace yolox::test
