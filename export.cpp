@@ -10,7 +10,6 @@
 #include <iterator>
 
 #include "base/flags.hpp"
-#include "base/limit_spinning.hpp"
 #include "base/new_file.hpp"
 #include "base/printable.hpp"
 #include "checkpoint/load.hpp"

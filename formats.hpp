@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/flags.hpp"
+#include "base/new_file.hpp"
 #include "base/text.hpp"
 #include "data/dataset.hpp"
 #include "data/source.hpp"
@@ -55,9 +56,8 @@ inline SplitReaders find_splits(const DataOptions& o) {
     return {{split_name(path.stem().string()), [data, images] { return read_coco_source(data, images); }}};
   }
   refuse_images(o);
-  check(
-      is_folder(path), "--data ", data,
-      " does not exist; give a folder (COCO, Pascal VOC or YOLO), a COCO JSON file, a data.yaml, or shapes");
+  check(is_folder(path), "--data ", data, " ", why_missing(data),
+        "; give a folder (COCO, Pascal VOC or YOLO), a COCO JSON file, a data.yaml, or shapes");
   if (const std::string yaml = find_data_yaml(path.string(), /*both=*/true); !yaml.empty())
     return yolo_splits(read_data_yaml(yaml));
   if (const SplitReaders coco = coco_splits(path); !coco.empty()) return coco;

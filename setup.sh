@@ -9,7 +9,10 @@
 #   YOLOX_CMAKE_ARGS=...    additional arguments for CMake
 #   YOLOX_PACKAGES=...      additional Debian packages
 set -euo pipefail
-[ "${1:-}" != --help ] || { sed -n '3,/^set/s/^# \?//p' "$0"; exit; }
+case ${1:-} in
+  -h | --help) sed -n '3,/^set/s/^# \?//p' "$0"; exit ;;
+  -*) echo "error: there is no option $1; ./setup.sh --help lists what there is" >&2; exit 2 ;;
+esac
 cd "$(dirname "$0")"
 build=${YOLOX_BUILD:-build}
 

@@ -53,3 +53,25 @@ PROGRAM_TEST("threads: the number is a setting of the run, which a resumed run k
   CHECK_FALSE(has(run(train + "--resume b --max-iters 2"), "--threads N fixes it"));
   CHECK_FALSE(has(run(start + "c --deterministic --max-iters 1"), "--threads N fixes it"));
 }
+
+TEST_CASE("threads: CPU quotas of control groups and of their parents limit the cores, in version 1 and 2") {
+  const TempDir dir;
+  const auto cores = [&] { return usable_cores(dir.path.string(), dir.path.string()); };
+  const int all = cores();
+  write_text(dir / "self/cgroup", "7:cpuset:/y\n5:cpu,cpuacct:/slurm/job_7\n0::/user/job_7\n");
+  for (const std::string folder : {"cpu/slurm/job_7", "cpu/slurm", "cpu"}) {
+    write_text(dir / (folder + "/cpu.cfs_period_us"), "100000\n");
+    write_text(dir / (folder + "/cpu.cfs_quota_us"), "-1\n");
+    CHECK(cores() == all);
+    write_text(dir / (folder + "/cpu.cfs_quota_us"), "40000\n");
+    CHECK(cores() == 1);
+    fs::remove_all(dir / folder);
+  }
+  for (const std::string folder : {"user/job_7", "user", "."}) {
+    write_text(dir / (folder + "/cpu.max"), "max 100000\n");
+    CHECK(cores() == all);
+    write_text(dir / (folder + "/cpu.max"), "20000 100000\n");
+    CHECK(cores() == 1);
+    fs::remove(dir / (folder + "/cpu.max"));
+  }
+}
