@@ -117,9 +117,9 @@ struct Config : Flags {
                     "replay steps as CUDA graphs; faster with small batches on a fast GPU");
   bool deterministic = flag(deterministic, "Training", "deterministic", false, "",
                             "bit-for-bit reproducible; slower on a GPU");
-  int threads = flag_auto(threads, "Training", "threads", 0, "N|auto",
-                          "threads that compute a step on the CPU, per rank; auto = the fastest number",
-                          between(0, 1024));
+  int threads =
+      flag(threads, "Training", "threads", 0, "N|auto",
+           "threads that compute a step on the CPU, per rank; auto = the fastest number", between(0, 1024));
   std::string device = flag(device, "Training", "device", "auto", "auto|cpu|cuda[:N]", "device to train on",
                             marked(kOfMachine));
 

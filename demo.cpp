@@ -77,10 +77,10 @@ static std::string without_query(const std::string& source) {
 // Returns the bytes of an image at a URL, through curl or wget, as weights/get does. Throws ImageError.
 static std::string download(const std::string& url) {
   const std::string word = shell_word(url);
-  FILE* pipe = popen(concat("if command -v curl >/dev/null; then curl -gfsSL ", word, "; else wget -nv -O- ",
-                            word, "; fi 2>&1")
-                         .c_str(),
-                     "re");
+  FILE* pipe = popen(
+      concat("if command -v curl >/dev/null; then curl -gfsSL ", word, "; else wget -qO- ", word, "; fi 2>&1")
+          .c_str(),
+      "re");
   std::string bytes;
   char buffer[1 << 14];
   for (size_t n; pipe && (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) bytes.append(buffer, n);

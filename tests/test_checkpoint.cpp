@@ -9,6 +9,7 @@
 #include <random>
 
 #include "checkpoint/checkpoint.hpp"
+#include "checkpoint/load.hpp"
 
 using namespace yolox;
 using namespace yolox::test;

@@ -19,9 +19,8 @@ namespace yolox {
 
 std::string python_with(const std::string& modules) {
   const char* given = std::getenv("PYTHON");
-  std::vector<std::string> pythons = {YOLOX_SOURCE_DIR "/.venv/bin/python", "python3"};
-  if (given) pythons = {given};
-  for (const std::string& python : pythons) {
+  for (const char* python :
+       {given ? given : YOLOX_SOURCE_DIR "/.venv/bin/python", given ? given : "python3"}) {
     const std::string word = shell_word(python);
     if (std::system((word + " -c 'import " + modules + "' >/dev/null 2>&1").c_str()) == 0) return word;
   }
