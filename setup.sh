@@ -180,7 +180,7 @@ jobs=$(nproc) room=$(awk '/MemAvailable/ {print int($2 / 2300000)}' /proc/meminf
 for program in train eval demo export pack; do
   [ ! -e "$build/$program" ] || [[ " $* " == *" $program "* ]] || set -- "$@" "$program"
 done
-minutes=$(((6 + ($(grep -cw tests <<<"$*") * 12)) / jobs + 1))
+minutes=$(((6 + ($(grep -cw tests <<<"$*" || true) * 12)) / jobs + 1))
 say "building $* in $build (for the first time: about $minutes minutes)"
 progress() { grep -oE '^\[[0-9]+/[0-9]+\]' "$build.log" | tail -n 1 | sed 's/^/, step /' || true; }
 build() { cmake --build "$build" -j "$jobs" --target "$@" >"$build.log" 2>&1; }
