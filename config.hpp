@@ -54,9 +54,9 @@ struct Config : Flags {
       flag(val_fraction, "Data", "val-fraction", 0.0, "X",
            "hold out this fraction of the images for evaluation, if the data has one split; 0 = off",
            between(0, 0.9));
-  int workers = flag_auto(workers, "Data", "workers", 0, "N|auto",
-                          "threads that load and augment images, per rank; auto = cores / ranks",
-                          between(0, 256) | kOfMachine);
+  int workers = flag(workers, "Data", "workers", 0, "N|auto",
+                     "threads that load and augment images, per rank; auto = cores / ranks",
+                     between(0, 256) | kOfMachine);
   std::string cache = flag(cache, "Data", "cache", "none", "none|ram|disk",
                            "cache decoded images at the input size", marked(kOfMachine));
   bool strict =
@@ -72,22 +72,22 @@ struct Config : Flags {
                              "pretrained weights: checkpoint (ours or official), or name of a "
                              "model that weights/get has downloaded",
                              marked(kOfMachine));
-  std::string resume = flag_optional_value(
-      resume, "Model", "resume", "newest", "[RUN]",
-      "resume this run [the newest in runs/ and ./]; auto = resume, or begin, the run in --out",
-      marked(kOfCall));
+  std::string resume =
+      flag(resume, "Model", "resume", "", "[RUN]",
+           "resume this run [the newest in runs/ and ./]; auto = resume, or begin, the run in --out",
+           FlagFacts{.marks = kOfCall, .implicit = "newest"});
   std::string preproc = flag(preproc, "Model", "preproc", "auto", "auto|bgr|imagenet|legacy",
                              "pixel format: bgr = BGR 0..255; imagenet, legacy = RGB, mean/std of ImageNet, "
                              "as in YOLOX 0.1.0; auto = from the checkpoint");
 
   std::string size =
       flag(size, "Training", "size", "", "N|HxW", "input size in pixels [416 or 640, by model]");
-  int bs =
-      flag_auto(bs, "Training", "bs", 16, "N|auto", "batch size of all ranks; auto = what fits", at_least(0));
+  int bs = flag(bs, "Training", "bs", 16, "N|auto", "batch size of all ranks; auto = what fits", at_least(0));
   int epochs = flag(epochs, "Training", "epochs", 300, "N", "number of epochs", at_least(1));
   std::string recipe = flag(recipe, "Training", "recipe", "auto", "auto|finetune|official",
                             "defaults of other flags; auto = finetune with --weights, else official");
-  double lr = flag_recipe(lr, "Training", "lr", "X", "learning rate; default follows --bs", at_least(0));
+  double lr =
+      flag(lr, "Training", "lr", -1, "X", "learning rate; default follows --bs", at_least(0) | kRecipe);
   std::string amp = flag(amp, "Training", "amp", "auto", "auto|off|tf32|bf16|fp16|fp64",
                          "off = float32; auto = bf16 on a GPU (fp16 on old ones), off on the CPU");
   int64_t max_iters =
@@ -97,18 +97,18 @@ struct Config : Flags {
       schedule, "Training", "schedule", "recipe", "cosine|flat-cosine",
       "cosine = of YOLOX, constant in the last epochs without mosaic; flat-cosine = constant in the first "
       "half of the run, then a cosine to its end");
-  double warmup_epochs = flag_recipe(warmup_epochs, "Training", "warmup-epochs", "X",
-                                     "epochs of learning rate warm-up; may be a fraction", at_least(0));
-  double no_aug_epochs = flag_recipe(no_aug_epochs, "Training", "no-aug-epochs", "X",
-                                     "last epochs without mosaic and MixUp, with L1 loss", at_least(0));
+  double warmup_epochs = flag(warmup_epochs, "Training", "warmup-epochs", -1, "X",
+                              "epochs of learning rate warm-up; may be a fraction", at_least(0) | kRecipe);
+  double no_aug_epochs = flag(no_aug_epochs, "Training", "no-aug-epochs", -1, "X",
+                              "last epochs without mosaic and MixUp, with L1 loss", at_least(0) | kRecipe);
   double weight_decay =
-      flag_recipe(weight_decay, "Training", "weight-decay", "X",
-                  "weight decay of convolution weights (not of biases and norms)", at_least(0));
+      flag(weight_decay, "Training", "weight-decay", -1, "X",
+           "weight decay of convolution weights (not of biases and norms)", at_least(0) | kRecipe);
   std::string freeze = flag(freeze, "Training", "freeze", "recipe", "none|PART,...",
                             "parts to freeze: stem, backbone, neck, or prefixes of parameter names");
   double clip =
       flag(clip, "Training", "clip", 10.0, "X", "clip the gradient norm to X; 0 = off", between(0, 1e38));
-  double ema = flag_recipe(ema, "Training", "ema", "X", "EMA decay; 0 = off", between(0, 0.999999));
+  double ema = flag(ema, "Training", "ema", -1, "X", "EMA decay; 0 = off", between(0, 0.999999) | kRecipe);
   bool multiscale = flag(multiscale, "Training", "multiscale", true, "",
                          "multi-scale training, a new input size every 10 steps (finetune has one size)");
   int64_t seed = flag(seed, "Training", "seed", int64_t{0}, "N",
@@ -117,9 +117,9 @@ struct Config : Flags {
                     "replay steps as CUDA graphs; faster with small batches on a fast GPU");
   bool deterministic = flag(deterministic, "Training", "deterministic", false, "",
                             "bit-for-bit reproducible; slower on a GPU");
-  int threads = flag_auto(threads, "Training", "threads", 0, "N|auto",
-                          "threads that compute a step on the CPU, per rank; auto = the fastest number",
-                          between(0, 1024));
+  int threads =
+      flag(threads, "Training", "threads", 0, "N|auto",
+           "threads that compute a step on the CPU, per rank; auto = the fastest number", between(0, 1024));
   std::string device = flag(device, "Training", "device", "auto", "auto|cpu|cuda[:N]", "device to train on",
                             marked(kOfMachine));
 
@@ -149,6 +149,8 @@ struct Config : Flags {
   double conf =
       flag(conf, "Output", "conf", 0.01, "P", "minimum score of a detection in evaluation", between(0, 1));
   double nms = flag(nms, "Output", "nms", 0.65, "IOU", "NMS IoU threshold in evaluation", between(1e-6, 1));
+  int max_dets = flag(max_dets, "Output", "max-dets", 100, "N",
+                      "detections of a class per image that count in evaluation", at_least(1));
   bool dry_run = flag(dry_run, "Output", "dry-run", false, "",
                       "check the data, print data, plan and problems, and stop", marked(kOfCall));
   bool profile = flag(profile, "Output", "profile", false, "",
@@ -162,10 +164,10 @@ struct Config : Flags {
 
   Config() {
     AugmentConfig& a = augment;
-    a.mosaic_prob = flag_recipe(a.mosaic_prob, "Augmentation", "mosaic-prob", "P", "probability of mosaic",
-                                between(0, 1));
-    a.mixup_prob = flag_recipe(a.mixup_prob, "Augmentation", "mixup-prob", "P",
-                               "probability of MixUp in a mosaic", between(0, 1));
+    a.mosaic_prob = flag(a.mosaic_prob, "Augmentation", "mosaic-prob", -1, "P", "probability of mosaic",
+                         between(0, 1) | kRecipe);
+    a.mixup_prob = flag(a.mixup_prob, "Augmentation", "mixup-prob", -1, "P",
+                        "probability of MixUp in a mosaic", between(0, 1) | kRecipe);
     flag(a.degrees, "Augmentation", "degrees", a.degrees, "X",
          "mosaic: maximum rotation in degrees, either direction", between(0, 180));
     flag(a.hsv_prob, "Augmentation", "hsv-prob", a.hsv_prob, "P", "probability of HSV jitter", between(0, 1));
@@ -293,9 +295,12 @@ inline std::optional<Launch> ranks_to_launch(Config& config, const RankInfo& ran
                                              const std::string& resumed) {
   if (rank_info.started_by_others()) {
     for (const char* name : {"gpus", "procs"})
-      usage_check(!config.was_given(name), "--", name, " starts ranks, but this process already is one of ",
-                  rank_info.world,
-                  " ranks of torchrun or srun; leave the flag out, or start one process per node");
+      usage_check(
+          !config.was_given(name), "--", name, " starts ranks, but this process already is one of ",
+          rank_info.world,
+          " ranks of torchrun or srun; leave the flag out, or start one process per node; in a shell of "
+          "`srun --pty`, set ",
+          rank_info.variable, "=1");
     config.gpus = config.procs = 0;
   }
   const int here = std::max({1, config.gpus, config.procs});

@@ -28,6 +28,7 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <iostream>
 #include <limits>
 #include <memory>
 #include <sstream>
@@ -327,7 +328,8 @@ class Ranks {
   // connection.
   c10::intrusive_ptr<c10d::Store> connect_store(bool serves, double limit) {
     c10d::TCPStoreOptions options;
-    options.port = uint16_t(info.port);
+    int port = info.port;
+    options.port = uint16_t(port);
     options.isServer = serves;
     options.waitWorkers = false;
     options.timeout = milliseconds(limit);
@@ -336,7 +338,7 @@ class Ranks {
     if (serves && info.listening >= 0)
       options.masterListenFd = info.listening;
     else if (serves && local_only)
-      options.masterListenFd = listen_on_loopback(info.port);
+      options.masterListenFd = listen_on_loopback(port);
     auto tcp = c10::make_intrusive<c10d::TCPStore>(info.host, options);
     tcp->setTimeout(milliseconds(seconds));
     if (!info.agent_hosts_store) return tcp;
@@ -401,6 +403,7 @@ class Ranks {
     std::vector<Peer> found(info.world);
     std::vector<std::string> missing;
     const double start = now();
+    announce_missing(std::min(5.0, seconds));
     for (int r = 0; r < info.world; ++r) {
       std::istringstream in(wait_for_key(concat("here/", r), std::max(0.0, seconds - (now() - start))));
       Peer& p = found[r];
@@ -415,6 +418,21 @@ class Ranks {
     }
     peers = std::move(found);
     check_gpus(peers);
+  }
+
+  // Prints on rank 0 which ranks are missing after `after` seconds. In a shell of `srun --pty`, none will
+  // come.
+  void announce_missing(double after) {
+    if (!first() || info.launched) return;
+    const double end = now() + after;
+    std::vector<std::string> missing;
+    for (int r = 1; r < info.world; ++r)
+      if (wait_for_key(concat("here/", r), std::max(0.0, end - now())).empty()) missing.push_back(concat(r));
+    if (!missing.empty())
+      std::cerr << concat("note: waiting for rank ", listed(missing, 16), " of ", info.world, " (",
+                          info.variable, "=", info.world, ") at ", store_address(), ", up to ", seconds,
+                          " s. To train with this process alone: ", info.variable, "=1 ./train ...")
+                << std::endl;
   }
 
   // ---- process groups

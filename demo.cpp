@@ -2,9 +2,17 @@
 // Detects objects in images, videos, cameras and streams. Draws them, and writes them as JSON and as YOLO
 // labels.
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
+#include <cstring>
+#include <map>
 #include <set>
 #include <sstream>
+#ifdef YOLOX_VIDEO
+#include <opencv2/core/utils/logger.hpp>
+#include <opencv2/highgui.hpp>
+#include <opencv2/videoio.hpp>
+#endif
 
 #include "base/device.hpp"
 #include "base/flags.hpp"
@@ -13,8 +21,8 @@
 #include "base/printable.hpp"
 #include "base/threads.hpp"
 #include "checkpoint/load.hpp"
-#include "data/frames.hpp"
 #include "data/pictures.hpp"
+#include "data/shapes.hpp"
 #include "data/source.hpp"
 #include "evaluate.hpp"
 #include "run/log.hpp"
@@ -46,6 +54,246 @@ struct Config : Flags {
                              "as in YOLOX 0.1.0; auto = from the checkpoint");
   std::string device = flag(device, "Inference", "device", "auto", "auto|cpu|cuda[:N]", "device to run on");
 };
+
+// ---- input
+
+// An image or a video frame.
+struct Frame {
+  std::string source;      // file, camera or stream
+  std::string name;        // name of the output: "1.jpg"; of a video frame: "clip_000012.jpg"
+  int64_t number = 0;      // index in the source; frames that were dropped count
+  double second = 0;       // of a video frame: time since the first frame, in seconds
+  Image image = {};        // empty if unreadable
+  std::string error = {};  // why the image is unreadable
+};
+
+static bool is_url(const std::string& source) { return source.find("://") != std::string::npos; }
+
+// Returns a URL without the query: "http://host/a.jpg?x=1" -> "http://host/a.jpg". A path stays as it is.
+static std::string without_query(const std::string& source) {
+  return is_url(source) ? source.substr(0, source.find_first_of("?#")) : source;
+}
+
+// Returns the bytes of an image at a URL, through curl or wget, as weights/get does. Throws ImageError.
+static std::string download(const std::string& url) {
+  const std::string word = shell_word(url);
+  FILE* pipe = popen(
+      concat("if command -v curl >/dev/null; then curl -gfsSL ", word, "; else wget -qO- ", word, "; fi 2>&1")
+          .c_str(),
+      "re");
+  std::string bytes;
+  char buffer[1 << 14];
+  for (size_t n; pipe && (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) bytes.append(buffer, n);
+  if (!pipe || pclose(pipe) != 0) throw ImageError(concat(url, " cannot be downloaded: ", trimmed(bytes)));
+  return bytes;
+}
+
+static Frame read_frame(const std::string& file, int64_t number, bool drawn) {
+  Frame frame{file, fs::path(without_query(file)).filename().string(), number};
+  try {
+    frame.image = drawn ? draw_shapes(0, 1, number).image
+                        : decode_image(is_url(file) ? download(file) : read_bytes(file), file);
+  } catch (const ImageError& e) {
+    frame.error = e.what();
+  }
+  return frame;
+}
+
+// An open --source.
+class FrameSource {
+ public:
+  // Throws if `given` does not exist, cannot be opened or contains no image.
+  explicit FrameSource(const std::string& given);
+  // Returns up to n frames; none after the end.
+  std::vector<Frame> next(int64_t n);
+
+  std::vector<std::string> files;    // image files or URLs of images; empty for a video
+  std::string skipped_note;          // says which entries of a folder are no images
+  int64_t count = 0;                 // number of images or frames; 0: unknown
+  int64_t position = 0;              // number of the next frame
+  bool video = false, live = false;  // live: camera or stream, whose frames arrive in real time
+  double fps = 25;                   // frames per second
+  std::string stem;                  // of a video: name of the output without extension
+
+ private:
+  void list_folder();
+  void open_video();
+  bool read_video(Frame& frame);
+
+  const std::string given;
+  double began = 0;  // time of the first frame of a camera or a stream
+#ifdef YOLOX_VIDEO
+  cv::VideoCapture capture;
+#endif
+};
+
+FrameSource::FrameSource(const std::string& given) : given(given) {
+  combination_check(!given.empty(),
+                    "--source is needed: an image, a folder, a video, a camera (0), a URL, or shapes");
+  // OpenCV would wait for a pipe, and read a device such as /dev/zero without end.
+  const auto status = fs::status(given);
+  check(!exists(status) || is_directory(status) || is_regular_file(status) || given.starts_with("/dev/video"),
+        "--source ", given,
+        " is a pipe or a device; give a file, a folder, a camera (0 or /dev/video0) or a URL");
+  if (given == "shapes")
+    for (int i = 1; i <= kShapesVal; ++i) files.push_back(concat("shapes_", i, ".png"));
+  else if (is_directory(status))
+    list_folder();
+  else if (has_extension(without_query(given), kImages) || (is_file(given) && cv::haveImageReader(given)))
+    files = {given};
+  else
+    open_video();
+  check(files.empty() || given != files[0] || is_url(given) || exists(status), "--source ", given, " ",
+        why_missing(given));
+  if (!video) count = int64_t(files.size());
+}
+
+void FrameSource::list_folder() {
+  std::error_code error;
+  fs::directory_iterator(given, error);
+  check(!error, "--source ", given, " cannot be read: ", error.message());
+  std::map<std::string, int64_t> others;
+  for (const fs::path& path : listing(given)) {
+    const bool folder = is_folder(path);
+    if (!folder && has_extension(path, kImages))
+      files.push_back(path.string());
+    else
+      ++others[folder ? "folder" : path.has_extension() ? lower(path.extension().string()) : "no extension"];
+  }
+  for (const auto& [kind, n] : others) skipped_note += concat(skipped_note.empty() ? "" : ", ", n, " ", kind);
+  if (!others.empty()) skipped_note = concat("note: skipped in ", given, ": ", skipped_note);
+  std::ranges::sort(files, [](const std::string& a, const std::string& b) {  // 2.jpg before 10.jpg
+    return ::strverscmp(a.c_str(), b.c_str()) < 0;
+  });
+  check(!files.empty(), "--source ", given, " contains no images (.jpg .jpeg .png .bmp .webp .tif .tiff)");
+}
+
+std::vector<Frame> FrameSource::next(int64_t n) {
+  std::vector<Frame> frames;
+  if (video) {
+    for (Frame frame; int64_t(frames.size()) < n && read_video(frame);) frames.push_back(frame);
+    return frames;
+  }
+  frames.resize(size_t(std::min(n, count - position)));
+  parallel_for(int64_t(frames.size()), [&](int64_t i) {
+    frames[i] = read_frame(files[position + i], position + i, given == "shapes");
+  });
+  position += int64_t(frames.size());
+  return frames;
+}
+
+// ---- videos
+
+#ifdef YOLOX_VIDEO
+void FrameSource::open_video() {
+  cv::utils::logging::setLogLevel(cv::utils::logging::LOG_LEVEL_SILENT);  // the messages below say more
+  setenv("OPENCV_FFMPEG_LOGLEVEL", "-8", /*overwrite=*/0);
+  const bool number = given.find_first_not_of("0123456789") == std::string::npos && given.size() < 4;
+  const bool device = number || given.starts_with("/dev/");
+  check(device || is_url(given) || is_file(given), "--source ", given, " ", why_missing(given));
+  try {
+    video = number ? capture.open(std::stoi(given)) : capture.open(given);
+  } catch (const cv::Exception&) {}
+  check(video, "--source ", given,
+        device ? ": there is no such camera, or another program uses it; ls /dev/video* lists the cameras"
+        : is_url(given) ? " cannot be opened; is the URL right, and is the stream running?"
+                        : " is neither an image nor a video that OpenCV can read");
+  count = device ? 0 : int64_t(std::max(0.0, capture.get(cv::CAP_PROP_FRAME_COUNT)));
+  live = count == 0 && !is_file(given);  // a stream in a file may not have its length
+  const double rate = capture.get(cv::CAP_PROP_FPS);
+  if (rate > 0 && rate <= 240) fps = rate;
+  stem = number ? "camera" + given : fs::path(without_query(given)).stem().string();
+  if (stem.empty()) stem = "stream";
+}
+
+bool FrameSource::read_video(Frame& frame) {
+  cv::Mat image;
+  // A frame of a camera that is there at once has waited while the last one was processed. It is dropped, so
+  // that the results do not lag behind. The first frame is kept, because a URL of an image has no other.
+  for (int dropped = 0;; ++dropped) {
+    const double asked = now();
+    if (!capture.grab()) return false;
+    ++position;
+    if (!live || position == 1 || now() - asked > 0.5 / fps || dropped > fps) break;
+  }
+  if (!capture.retrieve(image) || image.empty()) return false;
+  if (began == 0) began = now();
+  const int64_t n = position - 1;
+  frame = {given, stem + formatted("_%06lld.jpg", static_cast<long long>(n)),
+           n,     live ? now() - began : double(n) / fps,
+           image, ""};
+  return true;
+}
+
+// Output video. The codec is H.264, or MJPEG, which OpenCV itself writes, if this OpenCV has no H.264.
+struct VideoFile {
+  std::string path;  // without extension, because the codec selects .mp4 or .avi
+  double fps;
+  std::string file = {};  // path with extension; empty before the first frame
+
+  // Appends a frame, and repeats it until `second`, its time since the first frame.
+  void add(const Image& frame, double second) {
+    if (!writer.isOpened()) {
+      size = frame.size();
+      check(open("avc1", ".mp4") || open("MJPG", ".avi"), "cannot write ", path,
+            ".mp4; is the folder writable?");
+    }
+    Image fitting = frame;
+    if (frame.size() != size) cv::resize(frame, fitting, size);  // the frame size of a stream can change
+    for (const int64_t end = std::max(frames, std::llround(second * fps)) + 1; frames < end; ++frames)
+      writer.write(fitting);
+  }
+  // Closes the file. Throws if frames are missing, because the codec does not report a full disk.
+  void finish() {
+    if (!writer.isOpened()) return;
+    writer.release();
+    const auto written = int64_t(cv::VideoCapture(file).get(cv::CAP_PROP_FRAME_COUNT));
+    check(written >= frames, "cannot write ", file, ": ", written, " of ", frames,
+          " frames were written; is the disk full?");
+  }
+
+  bool open(const char* codec, const char* extension) {
+    file = path + extension;
+    return writer.open(file, cv::VideoWriter::fourcc(codec[0], codec[1], codec[2], codec[3]), fps, size);
+  }
+
+  cv::Size size = {};
+  cv::VideoWriter writer = {};
+  long long frames = 0;
+};
+
+// Shows an image in the window of --show for some milliseconds, 0: until a key is pressed. Returns false if
+// the user has quit.
+static bool show(const Image& image, int milliseconds) {
+  static bool open = false;
+  if (open && cv::getWindowProperty("yolox", cv::WND_PROP_VISIBLE) < 1) return false;
+  open = true;
+  cv::namedWindow("yolox", cv::WINDOW_NORMAL | cv::WINDOW_KEEPRATIO);
+  cv::imshow("yolox", image);
+  int key = milliseconds > 0 ? cv::waitKey(milliseconds) : ' ';
+  if (key == ' ')  // paused
+    do key = cv::waitKey(50);
+    while (key < 0 && !stop_signal && cv::getWindowProperty("yolox", cv::WND_PROP_VISIBLE) >= 1);
+  return key != 'q' && key != 27;
+}
+#else
+[[noreturn]] static bool need_video(const std::string& what) {
+  fail(what, ": this build has no videos and no window, because OpenCV's videoio and highgui were missing; ",
+       "install libopencv-dev and run ./setup.sh again");
+}
+void FrameSource::open_video() { need_video("--source " + given + " is not an image"); }
+bool FrameSource::read_video(Frame&) { return false; }
+struct VideoFile {
+  std::string path;
+  double fps;
+  std::string file = {};
+  void add(const Image&, double) {}
+  void finish() {}
+};
+static bool show(const Image&, int) { need_video("--show"); }
+#endif
+
+// ---- output
 
 // Returns the name of a drawn image. Its extension selects the format.
 static std::string drawn_name(const std::string& name) {
@@ -114,61 +362,48 @@ static void write_found(JsonWriter& writer, const Frame& frame, bool video,
 // ---- detection
 
 struct Detector {
-  explicit Detector(const Config& config) : config(config) {
-    fuse_batch_norms(*loaded.model);
-    for (int c = int(names.size()); c < loaded.model->num_classes; ++c) names.push_back(concat("class ", c));
-  }
   // Returns the detections in each frame, in pixels of the frame.
-  std::vector<std::vector<ScoredBox>> detect(const std::vector<Frame>& frames);
+  std::vector<std::vector<ScoredBox>> operator()(const std::vector<Frame>& frames) {
+    const torch::InferenceMode inference;
+    const auto n = int64_t(frames.size());
+    const Tensor images = torch::empty({n, size.height, size.width, 3}, torch::kByte);
+    std::vector<Scale> scales(frames.size());
+    parallel_for(n, [&](int64_t i) {
+      const auto boxed = letterbox(frames[i].image, {size.width, size.height});  // the same as in evaluation
+      boxed.image.copyTo(cv::Mat(size.height, size.width, CV_8UC3, images[i].data_ptr()));
+      scales[i] = boxed.scale;
+    });
+    const Tensor input = preprocess(images.to(device), loaded.info.legacy_preproc);
+    const auto rows =
+        postprocess(decode(loaded.model(input), size.height, size.width), config.conf, config.nms);
+    std::vector<std::vector<ScoredBox>> found;
+    for (int64_t i = 0; i < n; ++i) found.push_back(to_image_pixels(rows[i], scales[i]));
+    return found;
+  }
 
   const Config& config;
   torch::Device device = parse_device(config.device);
   LoadedModel loaded = load_model(config.weights, config.model, config.preproc, device);
   ImageSize size = input_size(loaded.info, config.size);
-  std::vector<std::string> names = class_names(loaded.info, loaded.model->num_classes);
 };
 
-std::vector<std::vector<ScoredBox>> Detector::detect(const std::vector<Frame>& frames) {
-  const torch::InferenceMode inference;
-  const auto n = int64_t(frames.size());
-  const Tensor images = torch::empty({n, size.height, size.width, 3}, torch::kByte);
-  std::vector<Scale> scales(frames.size());
-  parallel_for(n, [&](int64_t i) {
-    const auto boxed = letterbox(frames[i].image, {size.width, size.height});  // the same as in evaluation
-    boxed.image.copyTo(cv::Mat(size.height, size.width, CV_8UC3, images[i].data_ptr()));
-    scales[i] = boxed.scale;
-  });
-  const Tensor input = preprocess(images.to(device), loaded.info.legacy_preproc);
-  const auto rows =
-      postprocess(decode(loaded.model(input), size.height, size.width), config.conf, config.nms);
-  std::vector<std::vector<ScoredBox>> found;
-  for (int64_t i = 0; i < n; ++i) found.push_back(to_image_pixels(rows[i], scales[i]));
-  return found;
-}
-
-// Returns a copy of the image with its detections.
-static Image drawn(const Image& image, const std::vector<ScoredBox>& found,
-                   const std::vector<std::string>& names) {
-  Image copy = image.clone();
-  std::vector<LabelledBox> boxes;
-  for (const auto& [box, score] : found) boxes.push_back({box, names[box.cls] + formatted(" %.2f", score)});
-  draw_boxes(copy, boxes);
-  return copy;
-}
-
-// Processes the whole source. json: writer of --json, or null.
-static void run(const Config& config, JsonWriter* json) {
+// Processes the whole source. json: writer of --json.
+static void run(const Config& config, JsonWriter& json) {
   FrameSource source(config.source);
   protect_sources(source, config);
-  Detector detector(config);
-  const auto& names = detector.names;
-  Log log("");  // to the terminal only
-  log.line(detector.loaded.report);
-  log.line(font_note(names));
   check(!config.show || std::getenv("DISPLAY") || std::getenv("WAYLAND_DISPLAY") ||
             std::getenv("QT_QPA_PLATFORM"),
         "--show: there is no display (DISPLAY is not set); leave --show out, and look at the results in "
         "--save");
+  Detector detect{config};
+  YOLOX& model = detect.loaded.model;
+  fuse_batch_norms(*model);
+  std::vector<std::string> names = class_names(detect.loaded.info, model->num_classes);
+  for (int c = int(names.size()); c < model->num_classes; ++c) names.push_back(concat("class ", c));
+  Log log("");  // to the terminal only
+  log.line(detect.loaded.report);
+  log.line(font_note(names));
+  log.line(source.skipped_note);
   const fs::path folder = config.save;
   std::error_code error;
   fs::create_directories(config.txt ? folder / "labels" : folder, error);
@@ -178,7 +413,7 @@ static void run(const Config& config, JsonWriter* json) {
     for (const std::string& name : names) lines += printable(name) + "\n";
     write_file(label_file(folder, "classes.txt"), lines);
   }
-  VideoFile video(folder / source.stem, source.fps);
+  VideoFile video{(folder / source.stem).string(), source.fps};
   const int64_t bs = source.live || config.show ? 1 : 8, limit = config.max_images;
   const int64_t all = source.count && limit ? std::min(limit, source.count) : std::max(limit, source.count);
   const auto counted = [&](int64_t n) {
@@ -198,17 +433,21 @@ static void run(const Config& config, JsonWriter* json) {
       if (frame.image.empty()) unreadable.push_back(frame.error);
     std::erase_if(frames, [](const Frame& frame) { return frame.image.empty(); });
     if (frames.empty()) continue;
-    const auto found = detector.detect(frames);
+    const auto found = detect(frames);
     std::vector<Image> pictures(frames.size());
     parallel_for(int64_t(frames.size()), [&](int64_t i) {
-      pictures[i] = drawn(frames[i].image, found[i], names);
+      std::vector<LabelledBox> boxes;
+      for (const auto& [box, score] : found[i])
+        boxes.push_back({box, names[box.cls] + formatted(" %.2f", score)});
+      pictures[i] = frames[i].image.clone();
+      draw_boxes(pictures[i], boxes);
       const std::string file = (folder / drawn_name(frames[i].name)).string();
       check(source.video || save_image(file, pictures[i]), "cannot write ", file,
             "; is the disk full or the folder read-only?");
     });
     for (size_t i = 0; i < frames.size() && !quit; ++i) {
       const Frame& frame = frames[i];
-      if (json) write_found(*json, frame, source.video, found[i], names);
+      write_found(json, frame, source.video, found[i], names);
       if (config.txt) write_file(label_file(folder, frame.name), yolo_lines(frame.image.size(), found[i]));
       if (source.video) video.add(pictures[i], source.live ? frame.second : 0);
       for (const ScoredBox& d : found[i]) ++counts[d.box.cls];
@@ -222,7 +461,7 @@ static void run(const Config& config, JsonWriter* json) {
   video.finish();
 
   const double seconds = now() - began;
-  const int64_t used = done - int64_t(unreadable.size());
+  const int64_t used = done - int64_t(unreadable.size()), dropped = source.video ? source.position - done : 0;
   if (!unreadable.empty()) log.line(concat("warning: ", counted(int64_t(unreadable.size())), " skipped:"));
   for (const std::string& line : unreadable) log.line("  " + line);
   check(used > 0 || quit || stop_signal, "--source ", config.source, ": no ",
@@ -231,7 +470,8 @@ static void run(const Config& config, JsonWriter* json) {
     log.line(concat("stopped after ", all ? concat(done, " of ") : "", counted(all ? all : done),
                     "; the results so far are kept"));
   log.line(concat(counted(used), " in ", rounded(seconds), " s, ", rounded(double(used) / seconds),
-                  " per second; ", source.video ? video.file : "images in " + config.save));
+                  " per second; ", dropped > 0 ? counted(dropped) + " skipped to keep up; " : "",
+                  source.video ? video.file : "images in " + config.save));
   std::vector<std::string> classes;
   for (const size_t c : classes_by_count(counts))
     if (counts[c] > 0) classes.push_back(concat(counts[c], " ", names[c]));
@@ -246,15 +486,11 @@ int main(int argc, char** argv) {
     if (!config.size.empty() || config.was_given("size")) parse_size(config.size);
     keep_freed_memory();
     catch_signals();
-    if (config.json.empty()) {
-      run(config, nullptr);
-    } else {
-      write_json(config.json, [&](JsonWriter& writer) {
-        writer.StartArray();
-        run(config, &writer);
-        writer.EndArray();
-      });
-    }
+    write_json(config.json.empty() ? "/dev/null" : config.json, [&](JsonWriter& json) {
+      json.StartArray();
+      run(config, json);
+      json.EndArray();
+    });
     check_stdout();
   });
   end_program(code == 0 && stop_signal ? 128 + stop_signal : code);

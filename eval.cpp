@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Evaluates a checkpoint on a data set, or detections of any program against a ground truth.
-#include <unistd.h>
-
 #include <iomanip>
 #include <iostream>
 #include <map>
@@ -40,9 +38,11 @@ struct Config : Flags {
                           "input size in pixels [from the checkpoint or the model]");
   double conf = flag(conf, "Evaluation", "conf", 0.01, "P", "minimum score of a detection", between(0, 1));
   double nms = flag(nms, "Evaluation", "nms", 0.65, "IOU", "NMS IoU threshold", between(1e-6, 1));
+  int max_dets = flag(max_dets, "Evaluation", "max-dets", coco_max_detections, "N",
+                      "detections of a class per image that count for AP and AR", at_least(1));
   int bs = flag(bs, "Evaluation", "bs", 16, "N", "batch size", at_least(1));
-  int workers = flag_auto(workers, "Evaluation", "workers", 0, "N|auto",
-                          "threads that load images; auto = one per core", between(0, 256));
+  int workers = flag(workers, "Evaluation", "workers", 0, "N|auto",
+                     "threads that load images; auto = one per core", between(0, 256));
   std::string preproc = flag(preproc, "Evaluation", "preproc", "auto", "auto|bgr|imagenet|legacy",
                              "pixel format: bgr = BGR 0..255; imagenet, legacy = RGB, mean/std of ImageNet, "
                              "as in YOLOX 0.1.0; auto = from the checkpoint");
@@ -56,9 +56,11 @@ struct Config : Flags {
                              "write the detections in COCO format; DIR: with the truth, for tools/report.py");
 };
 
-// Prints the metrics and writes --json.
-static void report(const EvalResult& result, const Config& config) {
+// Prints the metrics of `truth` and writes --json.
+static void report(const CocoDataset& truth, const EvalResult& result, const Config& config) {
   print_per_class(std::cout, result);
+  const std::string note = crowded_images_note(truth, config.max_dets);
+  if (!note.empty()) std::cout << "\n" << note << "\n";
   std::cout << "\n";
   print_summary(std::cout, result);
   if (!config.json.empty()) write_eval_json(config.json, result);
@@ -79,6 +81,7 @@ static void print_speed(const EvalTimes& times, int64_t images) {
 // Throws UsageError if a flag is invalid.
 static void check_flags(const Config& config) {
   combination_check(config.gt.empty() == config.dt.empty(), "--gt and --dt need each other");
+  config.check_values();
   std::vector<std::string> inputs = split_list(config.data);
   inputs.insert(inputs.end(), {config.gt, config.dt, config.data, config.weights});
   protect_inputs("--json", config.json, inputs);
@@ -89,7 +92,6 @@ static void check_flags(const Config& config) {
     return;
   }
   combination_check(!config.data.empty(), "--data is needed, or --gt and --dt");
-  config.check_values();
   if (!config.size.empty() || config.was_given("size")) parse_size(config.size);
 }
 
@@ -128,7 +130,7 @@ static void evaluate_file(const Config& config) {
   };
   check_boxes_of(config.gt, truth.annotations);
   check_boxes_of(config.dt, found);
-  report(coco_eval(truth, found), config);
+  report(truth, coco_eval(truth, found, 0, config.max_dets), config);
 }
 
 // Writes --save-dt, with the category ids of the files of the data set, and without the classes that these do
@@ -179,6 +181,7 @@ static void evaluate_model(const Config& config) {
   if (named && !classes.empty()) use_classes(data, classes);
   settings.conf = config.conf;
   settings.nms = config.nms;
+  settings.max_detections = config.max_dets;
   settings.batch = config.bs;
   settings.workers = loader_threads(config.workers, 1, settings.device.is_cuda());
   settings.legacy = loaded.info.legacy_preproc;
@@ -191,7 +194,7 @@ static void evaluate_model(const Config& config) {
   for (const auto& [kind, count] : data.problems->summary())
     std::cout << "note: " << printable(kind) << ": " << count << "\n";
 
-  const bool tty = isatty(1);
+  const bool tty = can_rewrite_lines();
   auto e = evaluate(loaded.model, data, settings, [&](int64_t done, int64_t images) {
     if (tty) std::cout << "\r" << done << "/" << images << std::flush;
   });
@@ -208,7 +211,7 @@ static void evaluate_model(const Config& config) {
     std::cout << (lines.size() > 20 ? "  ...\n\n" : "\n");
   }
   if (config.speed) print_speed(e.times, int64_t(data.records.size()));
-  report(e.result, config);
+  report(e.truth, e.result, config);
   if (fs::is_directory(config.save_dt))
     write_evaluation(config.save_dt, concat(config.weights, " on ", e.images, " images of ", data.name), e,
                      data);

@@ -68,6 +68,7 @@ using BatchLoss = Tensor(const Predictions&, ImageSize, const Targets&);
 struct EvalSettings {
   ImageSize size{640, 640};
   double conf = 0.01, nms = 0.65;
+  int max_detections = coco_max_detections;  // of a class per image, for AP and AR
   int batch = 16, workers = 2;
   bool legacy = false;
   torch::Device device = torch::kCPU;
@@ -231,7 +232,7 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
   std::erase_if(e.truth.images, [&](const CocoImage& i) { return unreadable.contains(i.id); });
   e.unreadable = unreadable.size();
   e.images = n - e.unreadable;
-  e.result = coco_eval(e.truth, e.detections, s.ranks > 1 ? at::get_num_threads() : 0);
+  e.result = coco_eval(e.truth, e.detections, s.ranks > 1 ? at::get_num_threads() : 0, s.max_detections);
   e.seconds = now() - start;
   return e;
 }

@@ -13,7 +13,7 @@
 #include "base/new_file.hpp"
 #include "base/printable.hpp"
 #include "checkpoint/load.hpp"
-#include "checkpoint/torchscript.hpp"
+#include "checkpoint/onnx.hpp"
 #include "data/shapes.hpp"
 #include "evaluate.hpp"
 
@@ -217,16 +217,15 @@ static void run(int argc, char** argv) {
   NewFile file(config.out);
   const std::string& path = file.temporary_path();
   std::string difference;  // empty: not checked
-  if (!is_onnx) {
-    save_torchscript(to_torchscript(loaded.model, settings), about, path);
+  file.write(is_onnx ? to_onnx(loaded.model, settings, about)
+                     : torchscript_file(to_torchscript(loaded.model, settings), about));
+  file.flush();
+  const std::string python = is_onnx && fs::exists(kCheck) ? python_with("numpy, onnxruntime") : "";
+  if (!is_onnx)
     difference = compared(run_torchscript(path, images), expected, settings, config.out);
-  } else {
-    save_onnx(to_onnx(loaded.model, settings, about), path);
-    const std::string python = fs::exists(kCheck) ? python_with("numpy, onnxruntime") : "";
-    if (!python.empty())
-      difference =
-          compared(run_onnx(python, path, images, expected[0].size(1)), expected, settings, config.out);
-  }
+  else if (!python.empty())
+    difference =
+        compared(run_onnx(python, path, images, expected[0].size(1)), expected, settings, config.out);
   file.commit();
 
   const auto output = std::ranges::find(about, "output", [](const auto& entry) { return entry.first; });

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/flags.hpp"
+#include "base/new_file.hpp"
 #include "base/text.hpp"
 #include "data/dataset.hpp"
 #include "data/source.hpp"
@@ -55,9 +56,8 @@ inline SplitReaders find_splits(const DataOptions& o) {
   refuse_images(o);
   if (has_extension(path, {".data"}) && is_file(path)) return yolo_splits(read_obj_data(data));
   if (is_file(path)) return yolo_splits(read_data_yaml(data));
-  check(
-      is_folder(path), "--data ", data,
-      " does not exist; give a folder (COCO, Pascal VOC or YOLO), a COCO JSON file, a data.yaml, or shapes");
+  check(is_folder(path), "--data ", data, " ", why_missing(data),
+        "; give a folder (COCO, Pascal VOC or YOLO), a COCO JSON file, a data.yaml, or shapes");
   if (const std::string yaml = find_data_yaml(path.string(), /*both=*/true); !yaml.empty())
     return yolo_splits(read_data_yaml(yaml));
   if (splits = coco_splits(path); !splits.empty()) return splits;

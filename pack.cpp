@@ -2,8 +2,6 @@
 // ./pack: writes a data set into one LMDB file, which is fast to copy and fast to read from slow or network
 // disks. Training on the file produces the same batches as training on the data set, bit for bit.
 //   ./pack --data DIR --out FILE.lmdb
-#include <unistd.h>
-
 #include <algorithm>
 #include <iostream>
 #include <map>
@@ -47,6 +45,7 @@ static void pack(int argc, char** argv) {
 
   std::map<std::string, std::string> labels;
   std::string keys;
+  const bool tty = can_rewrite_lines();
   size_t room = 0, images = 0, done = 0, packed_before = 0;
   for (const auto& [name, data] : parts) {
     labels[name] = coco_text(data->truth);
@@ -77,12 +76,12 @@ static void pack(int argc, char** argv) {
       parallel_for(int64_t(some.size()), [&, data = data](int64_t k) { some[k] = data->bytes(first + k); });
       for (size_t k = 0; k < some.size(); ++k) file.put(image_key(name, first + k), some[k]);
       file.commit();
-      if (isatty(1)) std::cout << "\r" << done << "/" << images << std::flush;
+      if (tty) std::cout << "\r" << done << "/" << images << std::flush;
     }
   }
   file.put("complete", "yes");
   file.commit();
-  std::cout << (isatty(1) ? "\r" : "") << printable(config.out) << ": " << images << " images";
+  std::cout << (tty ? "\r" : "") << printable(config.out) << ": " << images << " images";
   if (packed_before) std::cout << ", " << packed_before << " of them were already packed";
   std::cout << ", " << short_bytes(double(fs::file_size(config.out))) << "\n";
   for (const auto& [name, data] : parts) {

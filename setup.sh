@@ -9,7 +9,10 @@
 #   YOLOX_CMAKE_ARGS=...    additional arguments for CMake
 #   YOLOX_PACKAGES=...      additional Debian packages
 set -euo pipefail
-[ "${1:-}" != --help ] || { sed -n '3,/^set/s/^# \?//p' "$0"; exit; }
+case ${1:-} in
+  -h | --help) sed -n '3,/^set/s/^# \?//p' "$0"; exit ;;
+  -*) echo "error: there is no option $1; ./setup.sh --help lists what there is" >&2; exit 2 ;;
+esac
 cd "$(dirname "$0")"
 build=${YOLOX_BUILD:-build}
 
@@ -177,7 +180,7 @@ jobs=$(nproc) room=$(awk '/MemAvailable/ {print int($2 / 2300000)}' /proc/meminf
 for program in train eval demo export pack; do
   [ ! -e "$build/$program" ] || [[ " $* " == *" $program "* ]] || set -- "$@" "$program"
 done
-minutes=$(((6 + ($(grep -cw tests <<<"$*") * 12)) / jobs + 1))
+minutes=$(((6 + ($(grep -cw tests <<<"$*" || true) * 12)) / jobs + 1))
 say "building $* in $build (for the first time: about $minutes minutes)"
 progress() { grep -oE '^\[[0-9]+/[0-9]+\]' "$build.log" | tail -n 1 | sed 's/^/, step /' || true; }
 build() { cmake --build "$build" -j "$jobs" --target "$@" >"$build.log" 2>&1; }

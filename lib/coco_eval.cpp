@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
+#include <set>
 #include <span>
 
 #include "base/printable.hpp"
@@ -45,8 +47,8 @@ struct EvalDetection {
   const Detection* box;  // all point into one list, so that comparing addresses gives the input order
 };
 
-// Matches the detections of one class in one image (at most 100, by descending score) with the ground truths
-// (in file order). Appends one entry per detection to `out`. Each detection is matched to the unmatched
+// Matches the detections of one class in one image (by descending score) with the ground truths (in file
+// order). Appends one entry per detection to `out`. Each detection is matched to the unmatched
 // ground truth with the highest IoU, or the last one in case of a tie. Ignored ground truths (crowds, or area
 // out of range) are considered only if no other one matches. A crowd can be matched any number of times.
 void match_picture(std::span<const EvalGroundTruth> gts, std::span<const EvalDetection> dets,
@@ -103,7 +105,8 @@ void match_picture(std::span<const EvalGroundTruth> gts, std::span<const EvalDet
 }
 
 // Computes precision and recall of one class from the detections of all images, sorted by descending score.
-void accumulate(const std::vector<ScoredDetection>& dets, ClassResult& result) {
+void accumulate(const std::vector<ScoredDetection>& dets, const std::array<int, 3>& max_detections,
+                ClassResult& result) {
   std::vector<double> precision;  // after each true positive
   for (int area = 0; area < eval_areas; ++area) {
     const double count = static_cast<double>(result.ground_truths_of_area[area]);
@@ -119,7 +122,7 @@ void accumulate(const std::vector<ScoredDetection>& dets, ClassResult& result) {
       for (const ScoredDetection& d : dets) {
         if (d.ignored[area] >> t & 1) continue;
         if (d.matched[area] >> t & 1) {
-          for (size_t m = 0; m < found.size(); ++m) found[m] += d.rank < eval_max_detections[m];
+          for (size_t m = 0; m < found.size(); ++m) found[m] += d.rank < max_detections[m];
           const double right = static_cast<double>(precision.size() + 1);
           precision.push_back(right / (right + wrong + 0x1p-52));  // 2^-52 is numpy.spacing(1)
         } else {
@@ -158,7 +161,7 @@ double mean_metric(const CocoMetric& metric, std::span<const ClassResult> classe
 }
 
 // Evaluates one class. Sorts its ground truths and detections.
-void evaluate_class(std::vector<EvalGroundTruth>& gts, std::vector<EvalDetection>& dets,
+void evaluate_class(std::vector<EvalGroundTruth>& gts, std::vector<EvalDetection>& dets, int max_detections,
                     ClassResult& result) {
   for (const EvalGroundTruth& gt : gts) {
     result.crowds += gt.box->crowd;
@@ -181,14 +184,14 @@ void evaluate_class(std::vector<EvalGroundTruth>& gts, std::vector<EvalDetection
     while (d_end < dets.size() && dets[d_end].image == image) ++d_end;
     while (g < gts.size() && gts[g].image < image) ++g;
     for (g_end = g; g_end < gts.size() && gts[g_end].image == image;) ++g_end;
-    match_picture({gts.data() + g, g_end - g},
-                  {dets.data() + d, std::min<size_t>(d_end - d, eval_max_detections[2])}, scored);
+    match_picture({gts.data() + g, g_end - g}, {dets.data() + d, std::min(d_end - d, size_t(max_detections))},
+                  scored);
     d = d_end;
     g = g_end;
   }
   // A stable sort, so that among equal scores the image with the smaller id comes first, as in pycocotools.
   std::ranges::stable_sort(scored, std::ranges::greater(), &ScoredDetection::score);
-  accumulate(scored, result);
+  accumulate(scored, {1, 10, max_detections}, result);
   result.AP = mean_metric(coco_metrics[0], {&result, 1});
   result.AP50 = mean_metric(coco_metrics[1], {&result, 1});
   result.AP75 = mean_metric(coco_metrics[2], {&result, 1});
@@ -197,7 +200,8 @@ void evaluate_class(std::vector<EvalGroundTruth>& gts, std::vector<EvalDetection
 
 }  // namespace
 
-EvalResult coco_eval(const CocoDataset& gt, const std::vector<Detection>& detections, int threads) {
+EvalResult coco_eval(const CocoDataset& gt, const std::vector<Detection>& detections, int threads,
+                     int max_detections) {
   std::vector<int64_t> images, classes;  // sorted ids; the evaluation uses positions in these lists
   for (const CocoImage& image : gt.images) images.push_back(image.id);
   for (const CocoCategory& category : gt.categories) classes.push_back(category.id);
@@ -209,6 +213,7 @@ EvalResult coco_eval(const CocoDataset& gt, const std::vector<Detection>& detect
   };
 
   EvalResult result;
+  result.max_detections = max_detections;
   std::vector<std::vector<EvalGroundTruth>> gts(classes.size());
   std::vector<std::vector<EvalDetection>> dets(classes.size());
   for (const CocoAnnotation& a : gt.annotations) {
@@ -236,19 +241,35 @@ EvalResult coco_eval(const CocoDataset& gt, const std::vector<Detection>& detect
   const auto evaluate = [&](int64_t c) {
     result.per_class[c].id = gt.categories[c].id;
     result.per_class[c].name = gt.categories[c].name;
-    evaluate_class(gts[c], dets[c], result.per_class[c]);
+    evaluate_class(gts[c], dets[c], max_detections, result.per_class[c]);
   };
   parallel_for(int64_t(classes.size()), evaluate, unsigned(threads));
   for (const CocoMetric& metric : coco_metrics) result.*metric.value = mean_metric(metric, result.per_class);
   return result;
 }
 
+std::string crowded_images_note(const CocoDataset& gt, int max_detections) {
+  std::map<std::pair<int64_t, int64_t>, int64_t> objects;  // by image and class
+  for (const CocoAnnotation& a : gt.annotations) objects[{a.image_id, a.category_id}] += !a.crowd;
+  std::set<int64_t> crowded;
+  int64_t most = 0;
+  for (const auto& [of, count] : objects) {
+    if (count > max_detections) crowded.insert(of.first);
+    most = std::max(most, count);
+  }
+  if (crowded.empty()) return "";
+  return concat("note: ", crowded.size(), crowded.size() == 1 ? " image has" : " images have", " more than ",
+                max_detections, " objects of a class, up to ", most, ", but at most ", max_detections,
+                " detections of a class count in an image, as in COCO; --max-dets ", most, " counts all");
+}
+
 void print_summary(std::ostream& out, const EvalResult& r) {
+  const int max_detections[] = {1, 10, r.max_detections};
   for (const CocoMetric& metric : coco_metrics)
     out << formatted(" %-18s %s @[ IoU=%-9s | area=%6s | maxDets=%3d ] = %0.3f\n",
                      metric.precision ? "Average Precision" : "Average Recall",
                      metric.precision ? "(AP)" : "(AR)", metric.iou, eval_area_names[metric.area],
-                     eval_max_detections[metric.max_detections], r.*metric.value);
+                     max_detections[metric.max_detections], r.*metric.value);
   if (r.unknown_annotations > 0)
     out << "Ignored: " << r.unknown_annotations << " annotations of unknown images or categories.\n";
   if (r.unknown_detections > 0)
@@ -268,7 +289,8 @@ static std::string number_cell(double value, int width, int decimals) {
 }
 
 void print_per_class(std::ostream& out, const EvalResult& result) {
-  out << name_cell("class") << "   truths detections     AP   AP50   AP75    AR100\n";
+  out << name_cell("class") << "   truths detections     AP   AP50   AP75"
+      << formatted("%9s\n", concat("AR", result.max_detections).c_str());
   for (const ClassResult& c : result.per_class)
     out << name_cell(c.name) << number_cell(double(c.ground_truths), 9, 0)
         << number_cell(double(c.detections), 11, 0) << number_cell(c.AP, 7, 3) << number_cell(c.AP50, 7, 3)
@@ -279,6 +301,7 @@ void write_eval_json(const std::string& path, const EvalResult& r) {
   write_json(path, [&](JsonWriter& writer) {
     writer.StartObject();
     for (const CocoMetric& metric : coco_metrics) write_field(writer, metric.name, r.*metric.value);
+    write_field(writer, "max_dets", int64_t{r.max_detections});
     writer.Key("per_class");
     write_list(writer, r.per_class, [&](const ClassResult& c) {
       write_field(writer, "id", c.id);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoints: reading and writing .pth files, malicious and damaged files, loading weights by name,
-// metadata.
+// metadata. Also weights/get.
 #include "programs.hpp"
 
 #include <caffe2/serialize/inline_container.h>
@@ -12,6 +12,7 @@
 #include "checkpoint/load.hpp"
 
 using namespace yolox;
+using namespace yolox::test;
 
 namespace {
 
@@ -108,7 +109,7 @@ GenericDict sample() {
 
 void check_sample(const c10::IValue& value, const GenericDict& expected) {
   const auto file = value.toGenericDict();
-  CHECK(test::difference(file, expected) == "");
+  CHECK(difference(file, expected) == "");
   const auto same_key = [](const auto& a, const auto& b) { return a.key() == b.key(); };
   CHECK(std::equal(file.begin(), file.end(), expected.begin(), expected.end(), same_key));
   CHECK(file.at("tuple").toTupleRef().elements()[1].toStringRef() == "two");
@@ -143,6 +144,24 @@ int run_python(const std::string& code, const TempDir& dir) {
   return std::system(
       ("cd " + dir.path.string() + " && " + cached_python_with("torch") + " script.py").c_str());
 }
+
+bool have_curl() { return std::system("command -v curl >/dev/null 2>&1") == 0; }
+
+// weights/get in a temporary folder, with a file of 300 kB to download and its SHA-256.
+struct Fetch {
+  TempDir dir;
+  std::string file, bytes, url;
+  Fetch() : file(dir / "weights/yolox_nano.pth"), url("file://" + (dir / "server")) {
+    for (uint32_t i = 0, x = 1; i < 300000; ++i) bytes += char((x = x * 1664525 + 1013904223) >> 24);
+    write_text(dir / "server/yolox_nano.pth", bytes);
+    write_text(dir / "weights/get");
+    fs::copy_file(YOLOX_SOURCE_DIR "/weights/get", dir / "weights/get", fs::copy_options::overwrite_existing);
+    REQUIRE(shell(dir, "(cd server && sha256sum yolox_nano.pth >../weights/SHA256SUMS)").code == 0);
+  }
+  Outcome get(const std::string& names = "yolox-nano") {
+    return shell(dir, "YOLOX_WEIGHTS_URL=" + url + " weights/get " + names);
+  }
+};
 
 }  // namespace
 
@@ -275,18 +294,20 @@ TEST_CASE("checkpoints: the error of a file of another kind names its kind") {
     CHECK_ERROR(read_pth(dir / "x.pth"), part);
     CHECK_ERROR(read_pth(dir / "x.pth"), "x.pth: ");
   };
-  refuse("", "empty");
-  refuse("version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "git lfs pull");
-  refuse("<!DOCTYPE html><html>", "web page");
-  refuse(std::string("\x80\x02\x8a\x0al\xfc\x9c\x46\xf9 j\xa8P\x19.", 16), "before PyTorch 1.6");
-  refuse("hello", "not a .pth file");
-  refuse("PK\x03\x04", "incomplete");
-  refuse(zip_bytes({{"arr_0.npy", "x"}}), "without data.pkl");
-  refuse(zip_bytes({{"data.pkl", kProto + "N."}, {"byteorder", "big"}}), "big-endian");
+  for (const auto& [bytes, part] :
+       {std::pair<std::string, const char*>("", "empty"),
+        {"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "git lfs pull"},
+        {"<!DOCTYPE html><html>", "web page"},
+        {{"\x80\x02\x8a\x0al\xfc\x9c\x46\xf9 j\xa8P\x19.", 16}, "before PyTorch 1.6"},
+        {"hello", "not a .pth file"},
+        {"PK\x03\x04", "incomplete"},
+        {zip_bytes({{"arr_0.npy", "x"}}), "without data.pkl"},
+        {zip_bytes({{"data.pkl", kProto + "N."}, {"byteorder", "big"}}), "big-endian"}})
+    refuse(bytes, part);
   CHECK_ERROR(read_pth(dir.path.string()), "is a folder");
   REQUIRE(mkfifo((dir / "pipe.pth").c_str(), 0600) == 0);  // opening it would block
   CHECK_ERROR(read_pth(dir / "pipe.pth"), "is not a regular file");
-  CHECK_ERROR(read_pth(dir / "none.pth"), "no such file");
+  CHECK_ERROR(read_pth(dir / "none.pth"), "does not exist");
   // Without checksums, as written after torch.serialization.set_crc32_options(False).
   std::string bytes = zip_bytes({{"data.pkl", kProto + "N."}});
   const size_t crc = bytes.find("PK\x01\x02") + 16;
@@ -461,17 +482,19 @@ SHARED_TEST("checkpoints: official checkpoints are read completely") {
   CHECK(file.at("start_epoch").toInt() == 3);
   CHECK(file.at("best_ap").toDouble() == 0.25);
   const auto weights = find_weights(file, "ckpt_nano.pth");
-  std::ifstream keys(shared("fixtures/state_keys_nano.txt"));
-  std::vector<std::string> names;
-  for (const auto& entry : weights) names.push_back(entry.key().toStringRef());
-  size_t found = 0;
-  for (std::string line; std::getline(keys, line);)
-    if (found < names.size() && line.rfind(names[found], 0) == 0) ++found;
-  CHECK(found == 642);
-  CHECK(names.size() == 642);
-  // The checkpoint holds the EMA weights after the third step.
+  std::istringstream keys(contents(shared("fixtures/state_keys_nano.txt")));
   const auto steps = fixture("steps_nano.pth");
-  for (const auto& name : names) CHECK(weights.at(name).toTensor().equal(tensor(steps, "ema_step2/" + name)));
+  size_t names = 0;
+  for (const auto& entry : weights) {
+    const std::string name = entry.key().toStringRef();
+    std::string line = "#";
+    while (line.starts_with("#") && std::getline(keys, line)) continue;
+    CHECK(line.starts_with(name));
+    // The checkpoint holds the EMA weights after the third step.
+    CHECK(entry.value().toTensor().equal(tensor(steps, "ema_step2/" + name)));
+    ++names;
+  }
+  CHECK(names == 642);
   const auto optimizer = file.at("optimizer").toGenericDict();
   CHECK(optimizer.at("param_groups").toListRef().size() == 3);
   const auto state = optimizer.at("state").toGenericDict();
@@ -487,4 +510,66 @@ SHARED_TEST("checkpoints: official checkpoints are read completely") {
   CHECK(find_weights(rebuilt, "f").at("head.cls_preds.0.weight").toTensor().sizes() ==
         c10::IntArrayRef({80, 64, 1, 1}));
   CHECK(!weights_info(rebuilt, "f").legacy_preproc);
+}
+
+// ---- weights/get
+
+PROGRAM_TEST("weights: get checks what it downloads; an existing file is not changed, a wrong one not kept" *
+             doctest::skip(!have_curl())) {
+  Fetch p;
+  const Outcome first = p.get();
+  CHECK_MESSAGE(first.code == 0, first.err);
+  CHECK(has(first.out, "300000 bytes, SHA-256 is right"));
+  CHECK(contents(p.file) == p.bytes);
+  CHECK_FALSE(fs::exists(p.file + ".part"));
+  p.url = "http://127.0.0.1:9";  // no server is needed, and there is none
+  CHECK(has(p.get().out, "exists, SHA-256 is right"));
+  write_text(p.file, "mine");  // a file of that name that was trained here
+  CHECK(has(p.get().err, "yolox_nano.pth is not the official file"));
+  CHECK(contents(p.file) == "mine");
+  fs::remove(p.file);
+  CHECK(has(p.get().err, "cannot download http://127.0.0.1:9/yolox_nano.pth: no network, or the connection"));
+  p.url = "file://" + (p.dir / "server");
+  write_text(p.dir / "server/yolox_nano.pth", "a page of a proxy");
+  const Outcome wrong = p.get();
+  CHECK(wrong.code == 1);
+  CHECK(has(wrong.err, "is not the official file"));
+  CHECK_FALSE(fs::exists(p.file));
+  CHECK(p.get("yolox.nano").code == 2);  // a name is not a regular expression
+  CHECK(has(p.get("yolox-z").err, "'yolox-z' is not an official model"));
+}
+
+PROGRAM_TEST("weights: get resumes a partial download, which stays if the server does not have the file" *
+             doctest::skip(!have_curl())) {
+  Fetch p;
+  const auto begun = [&](size_t bytes) {
+    fs::remove(p.file);
+    write_text(p.file + ".part", p.bytes.substr(0, bytes));
+    return p.get().code;
+  };
+  for (const size_t had : {150000, 300000}) {
+    CHECK(begun(had) == 0);
+    CHECK(contents(p.file) == p.bytes);
+  }
+  fs::remove(p.dir / "server/yolox_nano.pth");
+  CHECK(begun(150000) == 1);
+  CHECK(fs::file_size(p.file + ".part") == 150000);
+}
+
+TEST_CASE("weights: all six models have hashes; the message about missing weights names weights/get") {
+  const std::string sums = contents(YOLOX_SOURCE_DIR "/weights/SHA256SUMS");
+  CHECK(lines_of(sums).size() == 6);
+  TempDir dir;
+  for (const std::string name : {"yolox-nano", "yolox-tiny", "yolox-s", "yolox-m", "yolox-l", "yolox-x"}) {
+    std::string file = name + ".pth";
+    file[5] = '_';
+    CHECK_MESSAGE(has(sums, "  " + file + "\n"), file);
+    CHECK(has(error_of([&] { read_weights(dir / file); }), file + " is missing; weights/get " + name));
+    if (fs::exists(YOLOX_SOURCE_DIR "/weights/" + file)) continue;
+    CHECK(has(error_of([&] { read_weights(name); }), "weights/" + file + " is missing; weights/get " + name));
+  }
+  write_text(dir / "yolox_s.pth", "words");
+  CHECK_FALSE(has(error_of([&] { read_weights(dir / "yolox_s.pth"); }), "weights/get"));
+  CHECK(has(error_of([] { read_weights("yolox-z"); }),
+            "--weights yolox-z is neither a file nor an official model (yolox-nano, yolox-tiny"));
 }

@@ -28,100 +28,107 @@ static std::string error_of(const CocoDataset& gt, const std::vector<Detection>&
   return error_of([&] { coco_eval(gt, dets); });
 }
 
-TEST_CASE("coco_eval: AP with all, half or none of the objects found, and -1 without ground truth") {
-  CocoDataset gt = dataset(2, {1, 2});
-  add(gt, 1, 1, 10, 10, 50, 50);
-  add(gt, 2, 1, 10, 10, 50, 50);
-  EvalResult r = coco_eval(gt, {{1, 1, 10, 10, 50, 50, .9}, {2, 1, 10, 10, 50, 50, .8}});
-  CHECK(r.AP == doctest::Approx(1));
-  CHECK(r.APm == doctest::Approx(1));
-  CHECK(r.APs == -1);
-  CHECK(r.APl == -1);
-  CHECK(r.AR1 == 1);
-  REQUIRE(r.per_class.size() == 2);
-  CHECK(r.per_class[0].ground_truths == 2);
-  CHECK(r.per_class[0].detections == 2);
-  CHECK(r.per_class[1].AP == -1);  // no ground truth: excluded from the mean
-  CHECK(r.per_class[1].precision[area_all][0][0] == -1);
-  CHECK(r.per_class[1].recall[area_all][2][0] == -1);
-
-  // The precision is 1 up to recall 0.5, which is 51 of 101 points, then 0.
-  r = coco_eval(gt, {{1, 1, 10, 10, 50, 50, .9}});
-  CHECK(r.AP == doctest::Approx(51. / 101));
-  CHECK(r.AR100 == 0.5);
-  // A false positive with a higher score halves the precision. With a lower score it has no effect.
-  CHECK(coco_eval(gt, {{1, 1, 300, 300, 50, 50, .95}, {1, 1, 10, 10, 50, 50, .9}}).AP ==
-        doctest::Approx(51. / 101 / 2));
-  CHECK(coco_eval(gt, {{1, 1, 300, 300, 50, 50, .85}, {1, 1, 10, 10, 50, 50, .9}}).AP ==
-        doctest::Approx(51. / 101));
-  // A false positive, then two true positives: the precision is 1/2, then 2/3. At a recall counts the maximum
-  // at that recall or above, which is 2/3 for both.
-  CHECK(coco_eval(gt, {{1, 1, 300, 300, 50, 50, .95}, {1, 1, 10, 10, 50, 50, .9}, {2, 1, 10, 10, 50, 50, .8}})
-            .AP == doctest::Approx(2. / 3));
-  // A second detection of the same object is a false positive.
-  r = coco_eval(gt, {{1, 1, 10, 10, 50, 50, .9}, {1, 1, 10, 10, 50, 50, .8}, {2, 1, 10, 10, 50, 50, .7}});
-  CHECK(r.AP50 == doctest::Approx((51 + 50 * 2. / 3) / 101));
-  r = coco_eval(gt, {});
-  CHECK(r.AP == 0);
-  CHECK(r.AR100 == 0);
-  CHECK(twelve(coco_eval(dataset(3, {1}), {})) == std::vector<double>(12, -1));
-  CHECK(twelve(coco_eval(dataset(3, {1}), {{1, 1, 0, 0, 5, 5, 1}})) == std::vector<double>(12, -1));
-  CHECK(twelve(coco_eval(CocoDataset(), {})) == std::vector<double>(12, -1));
-}
-
-TEST_CASE("coco_eval: an IoU equal to the threshold is a match") {
-  CocoDataset gt = dataset(1, {1});
-  add(gt, 1, 1, 0, 0, 10, 10);
-  // IoU 0.6 is a match at the thresholds 0.5, 0.55 and 0.6, but not at the seven above.
-  EvalResult r = coco_eval(gt, {{1, 1, 0, 0, 10, 6, 1}});
-  CHECK(r.AP == doctest::Approx(0.3));
-  CHECK(r.AP50 == doctest::Approx(1));
-  CHECK(r.AP75 == 0);
-  CHECK(coco_eval(gt, {{1, 1, 0, 0, 10, 5, 1}}).AP == doctest::Approx(0.1));  // IoU .5
-  r = coco_eval(gt, {{1, 1, 0, 0, 10, 4.9, 1}, {1, 1, 5, 5, 0, 0, 1}});       // IoU .49 and an empty box
-  CHECK(r.AP50 == 0);
-}
-
-TEST_CASE("coco_eval: any number of detections match a crowd, and all of them are ignored") {
-  CocoDataset gt = dataset(1, {1});
-  add(gt, 1, 1, 0, 0, 100, 100);
-  gt.annotations[0].crowd = true;
-  add(gt, 1, 1, 300, 300, 50, 50);
-  // Two detections inside the crowd score higher than the true positive. IoU with a crowd is relative to the
-  // area of the detection, so it is 1.
-  EvalResult r =
-      coco_eval(gt, {{1, 1, 0, 0, 20, 20, .9}, {1, 1, 50, 50, 20, 20, .8}, {1, 1, 300, 300, 50, 50, .7}});
-  CHECK(r.AP == doctest::Approx(1));
-  CHECK(r.AR100 == 1);
-  CHECK(r.per_class[0].ground_truths == 1);
-  CHECK(r.per_class[0].crowds == 1);
-  // A detection that overlaps both matches the object, even if the crowd overlaps more.
-  gt.annotations[0] = {1, 1, 1, 290, 290, 100, 100, 10000, true};
-  r = coco_eval(gt, {{1, 1, 300, 300, 50, 40, .7}});
-  CHECK(r.AP50 == doctest::Approx(1));
+TEST_CASE(
+    "coco_eval: AP and AR of objects that are found, missed, found twice, crowded, or of another size") {
+  struct Row {
+    const char* name;
+    std::vector<CocoAnnotation> objects;
+    std::vector<Detection> found;
+    std::vector<std::pair<double EvalResult::*, double>> wanted;
+  };
+  const auto object = [](int64_t image, double x, double y, double w, double h, double area = 0,
+                         bool crowd = false) {
+    return CocoAnnotation{int64_t(1 + x), image, 1, x, y, w, h, area > 0 ? area : w * h, crowd};
+  };
+  const auto hit = [](double score, int64_t image = 1) { return Detection{image, 1, 10, 10, 50, 50, score}; };
+  const auto miss = [](double score) { return Detection{1, 1, 300, 300, 50, 50, score}; };
+  using E = EvalResult;
+  const auto two = {object(1, 10, 10, 50, 50), object(2, 10, 10, 50, 50)};
+  const auto of_ten = {object(1, 0, 0, 10, 10)}, small = {object(1, 0, 0, 32, 32)};
+  for (const auto& [name, objects, found, wanted] : std::vector<Row>{
+           {"all are found",
+            two,
+            {hit(.9), hit(.8, 2)},
+            {{&E::AP, 1}, {&E::APm, 1}, {&E::APs, -1}, {&E::APl, -1}, {&E::AR1, 1}}},
+           // The precision is 1 up to recall 0.5, which is 51 of 101 points, then 0.
+           {"one of two", two, {hit(.9)}, {{&E::AP, 51. / 101}, {&E::AR100, .5}}},
+           {"behind a false positive", two, {miss(.95), hit(.9)}, {{&E::AP, 51. / 101 / 2}}},
+           {"before a false positive", two, {miss(.85), hit(.9)}, {{&E::AP, 51. / 101}}},
+           // The precision is 1/2, then 2/3. At a recall counts the maximum at that recall or above.
+           {"both behind a false positive", two, {miss(.95), hit(.9), hit(.8, 2)}, {{&E::AP, 2. / 3}}},
+           {"one of them twice", two, {hit(.9), hit(.8), hit(.7, 2)}, {{&E::AP50, (51 + 50 * 2. / 3) / 101}}},
+           {"none", two, {}, {{&E::AP, 0}, {&E::AR100, 0}}},
+           {"IoU .6", of_ten, {{1, 1, 0, 0, 10, 6, 1}}, {{&E::AP, .3}, {&E::AP50, 1}, {&E::AP75, 0}}},
+           {"IoU .5", of_ten, {{1, 1, 0, 0, 10, 5, 1}}, {{&E::AP, .1}}},
+           {"IoU .49, and an empty box",
+            of_ten,
+            {{1, 1, 0, 0, 10, 4.9, 1}, {1, 1, 5, 5, 0, 0, 1}},
+            {{&E::AP50, 0}}},
+           // IoU with a crowd is relative to the area of the detection.
+           {"any number of detections match a crowd, and are ignored",
+            {object(1, 0, 0, 100, 100, 0, true), object(1, 300, 300, 50, 50)},
+            {{1, 1, 0, 0, 20, 20, .9}, {1, 1, 50, 50, 20, 20, .8}, miss(.7)},
+            {{&E::AP, 1}, {&E::AR100, 1}}},
+           {"an object is matched before a crowd that overlaps more",
+            {object(1, 290, 290, 100, 100, 0, true), object(1, 300, 300, 50, 50)},
+            {{1, 1, 300, 300, 50, 40, .7}},
+            {{&E::AP50, 1}}},
+           {"small and medium",
+            small,
+            {{1, 1, 0, 0, 32, 32, 1}},
+            {{&E::APs, 1}, {&E::APm, 1}, {&E::APl, -1}}},
+           {"the area is that of a segmentation",
+            {object(1, 0, 0, 32, 32, 1023)},
+            {{1, 1, 0, 0, 32, 32, 1}},
+            {{&E::APs, 1}, {&E::APm, -1}}},
+           {"a large false positive does not count in the small range",
+            {object(1, 0, 0, 32, 32, 1023)},
+            {{1, 1, 0, 0, 32, 32, .8}, {1, 1, 100, 100, 200, 200, .9}},
+            {{&E::AP, .5}, {&E::APs, 1}}},
+           {"nor does a duplicate that is not small",
+            {object(1, 0, 0, 32, 32, 1023), object(1, 200, 200, 20, 20)},
+            {{1, 1, 0, 0, 32, 32, .9}, {1, 1, 0, 0, 32, 33, .8}, {1, 1, 200, 200, 20, 20, .7}},
+            {{&E::AP50, (51 + 50 * 2. / 3) / 101}, {&E::APs, 1}}}}) {
+    INFO(std::string(name));
+    CocoDataset gt = dataset(2, {1, 2});
+    gt.annotations = objects;
+    const EvalResult r = coco_eval(gt, found);
+    for (const auto& [metric, value] : wanted) CHECK(r.*metric == doctest::Approx(value));
+    CHECK(r.per_class[0].ground_truths + r.per_class[0].crowds == int64_t(objects.size()));
+    CHECK(r.per_class[0].crowds == objects[0].crowd);
+    CHECK(r.per_class[0].detections == int64_t(found.size()));
+    CHECK(r.per_class[1].AP == -1);  // no ground truth: excluded from the mean
+    CHECK(r.per_class[1].precision[area_all][0][0] == -1);
+    CHECK(r.per_class[1].recall[area_all][2][0] == -1);
+  }
+  for (const auto& [images, found] : {std::pair(3, std::vector<Detection>{}), {3, {hit(1)}}, {0, {}}})
+    CHECK(twelve(coco_eval(dataset(images, {1}), found)) == std::vector<double>(12, -1));
 }
 
 TEST_CASE(
-    "coco_eval: area ranges include both ends and apply to the annotation's area and the detection's box") {
-  CocoDataset gt = dataset(1, {1});
-  add(gt, 1, 1, 0, 0, 32, 32);
-  EvalResult r = coco_eval(gt, {{1, 1, 0, 0, 32, 32, 1}});
-  CHECK(r.APs == doctest::Approx(1));
-  CHECK(r.APm == doctest::Approx(1));
-  CHECK(r.APl == -1);
-  gt.annotations[0].area = 1023;  // area of a segmentation smaller than the box
-  r = coco_eval(gt, {{1, 1, 0, 0, 32, 32, 1}});
-  CHECK(r.APs == doctest::Approx(1));
-  CHECK(r.APm == -1);
-  // A large false positive does not count in the small range.
-  r = coco_eval(gt, {{1, 1, 0, 0, 32, 32, .8}, {1, 1, 100, 100, 200, 200, .9}});
-  CHECK(r.AP == doctest::Approx(0.5));
-  CHECK(r.APs == doctest::Approx(1));
-  // Neither does a duplicate of a small object that is itself not small (32 x 33).
-  add(gt, 1, 1, 200, 200, 20, 20);
-  r = coco_eval(gt, {{1, 1, 0, 0, 32, 32, .9}, {1, 1, 0, 0, 32, 33, .8}, {1, 1, 200, 200, 20, 20, .7}});
-  CHECK(r.AP50 < 0.9);
-  CHECK(r.APs == doctest::Approx(1));
+    "coco_eval: 100 detections of a class count in an image, or another number; a note counts the images") {
+  CocoDataset gt = dataset(2, {1, 2});
+  std::vector<Detection> found;
+  for (int i = 0; i < 150; ++i) {
+    add(gt, 1, 1, 20 * i, 0, 10, 10);
+    found.push_back({1, 1, 20. * i, 0, 10, 10, 1 - i / 1000.});
+  }
+  for (const auto& [max, ap, recall] : {std::tuple(100, 67. / 101, 100. / 150),
+                                        {149, 100. / 101, 149. / 150},
+                                        {150, 1., 1.},
+                                        {5, 4. / 101, 5. / 150}}) {
+    const EvalResult r = coco_eval(gt, found, 1, max);
+    CHECK(r.AP == doctest::Approx(ap));
+    CHECK(r.AR100 == doctest::Approx(recall));
+    CHECK(r.AR1 == doctest::Approx(1. / 150));
+  }
+  CHECK(crowded_images_note(gt, 150) == "");
+  CHECK_HAS(
+      crowded_images_note(gt, 100),
+      "note: 1 image has more than 100 objects of a class, up to 150, but at most 100 detections of a class "
+      "count in an image, as in COCO; --max-dets 150 counts all");
+  gt.annotations[0].crowd = true;  // is no object to find
+  CHECK(crowded_images_note(gt, 149) == "");
 }
 
 TEST_CASE(

@@ -40,7 +40,7 @@ bool too_few_gpus(int ranks) {
 // Returns a port of the loopback interface that is free.
 int free_port() {
   int port = 0;
-  close(listen_on_free_port(port));
+  close(listen_on_loopback(port));
   return port;
 }
 
@@ -522,6 +522,11 @@ PROGRAM_TEST("train: bad batch sizes, missing GPUs and wrong rank settings are r
   refused("export WORLD_SIZE=2 RANK=1; ", "--bs 2", "one of several ranks, but LOCAL_RANK is not set");
   refused("export WORLD_SIZE=2 LOCAL_RANK=0 RANK=0; ", "--bs 2 --procs 2",
           "--procs starts ranks, but this process already is one of 2");
+  refused("export SLURM_STEP_NUM_TASKS=4 SLURM_STEP_TASKS_PER_NODE=4; ", "--bs 4 --procs 4",
+          "in a shell of `srun --pty`, set SLURM_STEP_NUM_TASKS=1");
+  for (const char* size : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})  // each process would train the whole model
+    refused(concat("export ", size, "=4; "), "--bs 4",
+            "not as ranks; start one process with --gpus or --procs 4");
   check_refusal(dir, "train", "--data data --model yolox-nano --size 64 --bs 9 --procs 9 --out no", 1,
                 "9 ranks and only 8 images");
 }
@@ -559,13 +564,16 @@ PROGRAM_TEST("ranks: a rank that does not arrive within the timeout is named") {
   CHECK_MESSAGE(
       has(o.err, concat("rank 2 of 3 did not reach the rendezvous at 127.0.0.1:", port, " within 2 s")),
       o.err);
+  o = shell(dir, concat("SLURM_STEP_NUM_TASKS=3 SLURM_STEP_TASKS_PER_NODE=3 MASTER_PORT=", port, flags));
+  CHECK_HAS(o.err, "note: waiting for rank 1, 2 of 3 (SLURM_STEP_NUM_TASKS=3) at 127.0.0.1:");
+  CHECK_HAS(o.err, "To train with this process alone: SLURM_STEP_NUM_TASKS=1 ./train ...\n");
   o = shell(dir, train + "RANK=2 LOCAL_RANK=2" + flags);
   CHECK(o.code == 1);
   CHECK_MESSAGE(has(o.err, concat("rank 2 cannot connect to rank 0 at 127.0.0.1:", port)), o.err);
   CHECK_MESSAGE(lines_of(o.err).size() == 1, o.err);  // without warnings and stack traces of torch
   // A port that is in use.
   int taken = 0;
-  const int fd = listen_on_free_port(taken);
+  const int fd = listen_on_loopback(taken);
   o = shell(dir, concat(train, "MASTER_PORT=", taken, " RANK=0 LOCAL_RANK=0", flags));
   CHECK(o.code == 1);
   CHECK_MESSAGE(has(o.err, concat("cannot listen on port ", taken)), o.err);
@@ -898,7 +906,8 @@ TEST_CASE("ranks: rank, world size and master address are read from the variable
   for (const auto& [variables, rank, world, local_rank, local_world, host, port] : std::vector<Row>{
            {"", 0, 1, 0, 1, "127.0.0.1", 0},
            {"WORLD_SIZE=1", 0, 1, 0, 1, "127.0.0.1", 0},
-           {"SLURM_JOB_ID=7 SLURM_PROCID=0", 0, 1, 0, 1, "127.0.0.1", 0},  // sbatch without srun
+           {"SLURM_JOB_ID=7 SLURM_PROCID=0", 0, 1, 0, 1, "127.0.0.1", 0},      // sbatch without srun
+           {"SLURM_STEP_NUM_TASKS=1 PMI_SIZE=4", 0, 1, 0, 1, "127.0.0.1", 0},  // a process of srun --mpi=pmi2
            {"RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=a MASTER_PORT=1234", 5, 8, 1, 4,
             "a", 1234},
            {"SLURM_STEP_NUM_TASKS=8 SLURM_PROCID=6 SLURM_LOCALID=2 SLURM_STEP_TASKS_PER_NODE=2,4(x1) "

@@ -9,6 +9,7 @@
 
 #include "data/shapes.hpp"
 #include "data/source.hpp"
+#include "ddp/launch.hpp"
 
 using namespace yolox;
 using namespace yolox::test;
@@ -122,12 +123,15 @@ PROGRAM_TEST(
   const TempDir& dir = trained().dir;
   write_scenes(dir / "set", 2);
   write_text(dir / "set/train/bad.jpg", "no image");
+  write_text(dir / "set/train/photo.HEIC");
+  write_text(dir / "set/train/folder/note");
   REQUIRE(mkfifo((dir / "set/train/pipe.jpg").c_str(), 0600) == 0);
   fs::copy(dir / "set/train/shapes_1.png", dir / "set/train/photo.jfif");
   const std::string demo = "--weights a/last.pth --conf 0.0001 --source set/train ";
   const std::string printed = succeed(dir, "demo", demo + "--txt --json b.json --save out");
   CHECK(has(printed, "warning: 2 images skipped:\n  set/train/bad.jpg"));
   CHECK(has(printed, "set/train/pipe.jpg is not a regular file"));
+  CHECK_HAS(printed, "note: skipped in set/train: 1 .heic, 1 folder\n");
   CHECK(has(printed, "3 images in "));
   CHECK(files_in(dir / "out") == std::vector<std::string>{"labels/classes.txt", "labels/photo.txt",
                                                           "labels/shapes_1.txt", "labels/shapes_2.txt",
@@ -150,6 +154,26 @@ PROGRAM_TEST(
   write_text(dir / "mine/labels/x.txt", "0 0.5 0.5 0.1 0.1\n");
   check_refusal(dir, "demo", "--weights a/last.pth --source mine/images --txt --save mine", 2,
                 "--txt would overwrite");
+}
+
+PROGRAM_TEST("demo: an image of a web server is read as the file, also if its URL has no extension") {
+  const TempDir& dir = trained().dir;
+  fs::create_directory(dir / "www");
+  fs::copy(dir / "data/train/shapes_1.png", dir / "www/a.png");
+  int port = 0;
+  close(listen_on_loopback(port));
+  const std::string url = concat("http://127.0.0.1:", port), demo = "--weights a/last.pth --conf 0.001 ";
+  Process server(dir, Process::Command{concat("python3 -m http.server --directory www ", port)}, "server");
+  REQUIRE(server.until([&] { return shell(dir, "curl -sf " + url).code == 0; }));
+  succeed(dir, "demo", demo + "--source data/train/shapes_1.png --json file.json --save file");
+  succeed(dir, "demo", demo + "--source '" + url + "/a.png?size=1&x' --json url.json --save url");
+  const auto of_file = json_of(dir / "file.json"), of_url = json_of(dir / "url.json");
+  CHECK((boxes_of(of_file[0]) == boxes_of(of_url[0])));
+  CHECK(files_in(dir / "url") == std::vector<std::string>{"a.png"});
+  check_refusal(dir, "demo", demo + "--source " + url + "/none.jpg", 1, "no image can be read");
+  fs::rename(dir / "www/a.png", dir / "www/snapshot");
+  if (cv::VideoCapture(url + "/snapshot").isOpened())
+    CHECK(has(succeed(dir, "demo", demo + "--source " + url + "/snapshot --save snapshot"), "1 frame in "));
 }
 
 PROGRAM_TEST("demo: the result of a video is a video with the same frames") {

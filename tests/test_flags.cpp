@@ -30,7 +30,7 @@ struct SomeFlags : Flags {
   bool strict = flag(strict, "Data", "strict", false, "", "stop at bad labels");
   bool mosaic = flag(mosaic, "Data", "mosaic", true, "", "four images in one");
   std::string name = flag(name, "Data", "name", "", "NAME", "a name");
-  std::string resume = flag_optional_value(resume, "Data", "resume", "newest", "RUN", "go on");
+  std::string resume = flag(resume, "Data", "resume", "", "RUN", "go on", FlagFacts{.implicit = "newest"});
 };
 
 // Returns the message of the error, or "" if the words are accepted.
@@ -90,16 +90,17 @@ TEST_CASE("flags: what is no flag or no value is refused by name, with the flag 
 }
 
 TEST_CASE("flags: the value of --resume is optional") {
-  const auto resumed = [](const std::vector<std::string>& words) {
+  using Words = std::vector<std::string>;
+  for (const auto& [words, value] :
+       {std::pair(Words{"--resume"}, "newest"),
+        {{"--resume", "--bs", "2"}, "newest"},
+        {{"--resume=runs/a"}, "runs/a"},
+        {{"--resume", "runs/a", "--bs", "2"}, "runs/a"},
+        {{"--resume", "runs/a", "--resume=auto"}, "auto"}}) {  // as the launcher resumes a run
     SomeFlags s;
     parse(s, words);
-    return s.resume;
-  };
-  CHECK(resumed({"--resume"}) == "newest");
-  CHECK(resumed({"--resume", "--bs", "2"}) == "newest");
-  CHECK(resumed({"--resume=runs/a"}) == "runs/a");
-  CHECK(resumed({"--resume", "runs/a", "--bs", "2"}) == "runs/a");
-  CHECK(resumed({"--resume", "runs/a", "--resume=auto"}) == "auto");  // as the launcher resumes a run
+    CHECK(s.resume == value);
+  }
 }
 
 TEST_CASE("flags: values() and set() restore all flags, numbers bit for bit") {
@@ -118,8 +119,8 @@ TEST_CASE("flags: values() and set() restore all flags, numbers bit for bit") {
 
 TEST_CASE("flags: auto and recipe are words for numbers, which are not below 0") {
   struct TrainFlags : Flags {
-    int bs = flag_auto(bs, "Training", "bs", 16, "N|auto", "batch size");
-    double lr = flag_recipe(lr, "Training", "lr", "X", "learning rate", at_least(0));
+    int bs = flag(bs, "Training", "bs", 16, "N|auto", "batch size");
+    double lr = flag(lr, "Training", "lr", -1, "X", "learning rate", at_least(0) | kRecipe);
   };
   CHECK(refusal<TrainFlags>({"--bs", "-4"}) == "--bs must be a number above 0 or auto, got -4");
   CHECK(refusal<TrainFlags>({"--lr", "-1"}) == "--lr must be a number from 0 or recipe, got -1");
@@ -139,62 +140,51 @@ TEST_CASE("flags: --size is S or HxW, a multiple of 32") {
 }
 
 TEST_CASE("flags: exit codes are 0, 2 for a wrong command line, 1 for other errors; one line, no backtrace") {
-  CHECK(outcome([] {}) == std::pair<int, std::string>(0, ""));
-  CHECK(outcome([] { throw UsageError("--bs is odd"); }) ==
-        std::pair<int, std::string>(2, "error: --bs is odd\n"));
-  CHECK(outcome([] { fail("a.json is empty"); }) ==
-        std::pair<int, std::string>(1, "error: a.json is empty\n"));
-  CHECK(outcome([] { TORCH_CHECK(false, "shapes differ"); }) ==
-        std::pair<int, std::string>(1, "error: shapes differ\n"));
+  using Said = std::pair<int, std::string>;
+  CHECK(outcome([] {}) == Said(0, ""));
+  CHECK(outcome([] { throw UsageError("--bs is odd"); }) == Said(2, "error: --bs is odd\n"));
+  CHECK(outcome([] { fail("a.json is empty"); }) == Said(1, "error: a.json is empty\n"));
+  CHECK(outcome([] { TORCH_CHECK(false, "shapes differ"); }) == Said(1, "error: shapes differ\n"));
   CHECK(outcome([] { fail("no memory\nframe #0: c10::alloc_cpu"); }).second == "error: no memory\n");
   CHECK(outcome([] { throw std::bad_alloc(); }).first == 1);
+  CHECK_HAS(outcome([] { throw std::system_error(EAGAIN, std::generic_category()); }).second,
+            "error: cannot start a thread: Resource temporarily unavailable; raise the limit of processes");
 }
 
-TEST_CASE("run: metrics.csv keeps more than six digits; a resumed run removes the rows that it repeats") {
+TEST_CASE(
+    "run: metrics.csv keeps more than six digits; a resumed run removes the rows that it repeats; a new "
+    "column "
+    "begins metrics_2.csv") {
   TempDir dir;
+  const std::string path = dir / "m.csv", second = dir / "m_2.csv", head = "epoch,iteration,loss,AP\n",
+                    first = "1,2198917,2,\n", ap = "1,2198917,,0.5\n", next = "2,2198918,1.5,\n";
   const double nan = std::nan("");
   const auto row = [](double epoch, double iteration, double loss, double ap) {
     return Metrics::Row{{"epoch", epoch}, {"iteration", iteration}, {"loss", loss}, {"AP", ap}};
   };
-  Metrics(dir / "m.csv").row(row(1, 2198917, 2, nan));
-  Metrics m(dir / "m.csv");
-  m.row(row(1, 2198917, nan, 0.5));
+  Metrics(path).row(row(1, 2198917, 2, nan));
+  Metrics m(path);
+  m.row({{"AP", 0.5}, {"iteration", 2198917}, {"epoch", 1}});
   m.row(row(2, 2198918, 1.5, nan));
-  const std::string head = "epoch,iteration,loss,AP\n", first = "1,2198917,2,\n", ap = "1,2198917,,0.5\n",
-                    second = "2,2198918,1.5,\n";
-  CHECK(contents(dir / "m.csv") == head + first + ap + second);
+  CHECK(contents(path) == head + first + ap + next);
   CHECK(has(error_of([&] { m.row({{"epoch", 1}, {"loss", 2}, {"loss", 3}}); }), "already has a column loss"));
-  std::ofstream(dir / "m.csv", std::ios::app) << "3,21989";  // a truncated line
+  std::ofstream(path, std::ios::app) << "3,21989";  // a truncated line
+  // The evaluation after the last step that stays is repeated, too.
+  for (const auto& [step, left] :
+       {std::pair(2198918, first + ap + next), {2198917, first}, {0, std::string()}}) {
+    m.truncate_after(step);
+    CHECK(contents(path) == head + left);
+  }
+  write_text(path, head + "no row\n" + "1,2\n" + first);
   m.truncate_after(2198918);
-  CHECK(contents(dir / "m.csv") == head + first + ap + second);
-  m.truncate_after(2198917);  // removes the evaluation after this step too, because it is repeated
-  CHECK(contents(dir / "m.csv") == head + first);
-  m.row(row(2, 2198918, 1, nan));
-  CHECK(contents(dir / "m.csv") == head + first + "2,2198918,1,\n");
-  m.truncate_after(0);
-  CHECK(contents(dir / "m.csv") == head);
-  write_text(dir / "m.csv", head + "no row\n" + "1,2\n" + first);
-  m.truncate_after(2198918);
-  CHECK(contents(dir / "m.csv") == head + first);
-}
-
-TEST_CASE(
-    "run: a row with a new column begins metrics_2.csv; a resumed run continues and shortens each file") {
-  TempDir dir;
-  Metrics m(dir / "metrics.csv");
-  m.row({{"epoch", 1}, {"iteration", 1}, {"loss", 2}, {"AP", 0.5}});
-  m.row({{"AP", 0.6}, {"epoch", 1}});
-  CHECK(contents(dir / "metrics.csv") == "epoch,iteration,loss,AP\n1,1,2,0.5\n1,,,0.6\n");
-  Metrics edited(dir / "metrics.csv");
-  edited.row({{"epoch", 1}, {"iteration", 2}, {"loss", 3}, {"new", 4}});
-  Metrics(dir / "metrics.csv").row({{"epoch", 1}, {"iteration", 3}, {"new", 5}});
-  CHECK(contents(dir / "metrics.csv") == "epoch,iteration,loss,AP\n1,1,2,0.5\n1,,,0.6\n");
-  CHECK(contents(dir / "metrics_2.csv") == "epoch,iteration,loss,new\n1,2,3,4\n1,3,,5\n");
-  Metrics(dir / "metrics.csv").truncate_after(2, /*evaluation=*/false);
-  CHECK(contents(dir / "metrics_2.csv") == "epoch,iteration,loss,new\n1,2,3,4\n");
-  Metrics(dir / "metrics.csv").truncate_after(0);
-  CHECK(contents(dir / "metrics.csv") == "epoch,iteration,loss,AP\n");
-  CHECK(contents(dir / "metrics_2.csv") == "epoch,iteration,loss,new\n");
+  CHECK(contents(path) == head + first);
+  Metrics(path).row({{"epoch", 1}, {"iteration", 2}, {"loss", 3}, {"new", 4}});
+  Metrics(path).row({{"epoch", 1}, {"iteration", 3}, {"new", 5}});
+  CHECK(contents(path) == head + first);
+  CHECK(contents(second) == "epoch,iteration,loss,new\n1,2,3,4\n1,3,,5\n");
+  Metrics(path).truncate_after(2, /*evaluation=*/false);
+  CHECK(contents(second) == "epoch,iteration,loss,new\n1,2,3,4\n");
+  CHECK(contents(path) == head);
 }
 
 TEST_CASE("run: a full disk leaves metrics and settings unchanged and writes no partial lines") {
@@ -204,15 +194,14 @@ TEST_CASE("run: a full disk leaves metrics and settings unchanged and writes no 
   const std::string before = contents(dir / "m.csv");
   write_text(dir / "log.txt", "one\n");
   write_text(dir / "config.json", "old");
-  const AppendFile lines{dir / "log.txt"};
   const auto files_in = [](const std::string& folder) {
     return std::distance(std::filesystem::directory_iterator(folder), {});
   };
   const auto open_files = files_in("/proc/self/fd"), files = files_in(dir.path.string());
   const bool replaced = on_full_disk(10, [&] {
     m.truncate_after(50);
-    lines.line("too long for the room");
-    lines.line("two");
+    AppendFile{dir / "log.txt"}.line("too long for the room");
+    AppendFile{dir / "log.txt"}.line("two");
     return replace_file(dir / "config.json", "much longer than the room there is");
   });
   CHECK(contents(dir / "m.csv") == before);
@@ -258,6 +247,18 @@ TEST_CASE("files: a new file replaces the old one only on commit; temporary name
   close(reader);
 }
 
+TEST_CASE("files: a path that may not be entered is not said to be missing") {
+  TempDir dir;
+  write_text(dir / "closed/file");
+  REQUIRE((chmod(dir.path.c_str(), 0755) == 0 && chmod((dir / "closed").c_str(), 0) == 0));
+  const AtEnd root([user = geteuid()] { CHECK(seteuid(user) == 0); });
+  if (geteuid() == 0) REQUIRE(seteuid(65534) == 0);  // root may enter it
+  CHECK(why_missing(dir / "none") == "does not exist");
+  CHECK(why_missing(dir / "closed/file") == "cannot be read: Permission denied");
+  CHECK_HAS(error_of([&] { read_pth(dir / "closed/file"); }),
+            "closed/file: cannot be read: Permission denied");
+}
+
 TEST_CASE("run: short_time, short_rate and short_bytes have a unit") {
   CHECK(short_time(59.9) == "59s");
   CHECK(short_time(750) == "12m30s");
@@ -294,7 +295,8 @@ TEST_CASE("run: signals are recorded every time and restart interrupted system c
   for (const auto& [signal, action] : before) sigaction(signal, &action, nullptr);
 }
 
-TEST_CASE("run: the progress line is rewritten in place and cut to the terminal; a file omits it") {
+TEST_CASE(
+    "run: the progress line is rewritten in place and cut to the terminal; files and TERM=dumb omit it") {
   TempDir dir;
   const int out = dup(1), pty = posix_openpt(O_RDWR | O_NOCTTY);
   REQUIRE((pty >= 0 && grantpt(pty) == 0 && unlockpt(pty) == 0));
@@ -303,7 +305,8 @@ TEST_CASE("run: the progress line is rewritten in place and cut to the terminal;
   const winsize window{5, 9, 0, 0};
   ioctl(terminal, TIOCSWINSZ, &window);
   std::cout << std::flush;
-  for (const int fd : {terminal, file}) {
+  for (const auto& [fd, type] : {std::pair(terminal, "xterm"), {file, "xterm"}, {terminal, "dumb"}}) {
+    const Env of_terminal("TERM", type);
     dup2(fd, 1);
     Log log(dir / "log.txt");
     log.line("begin");
@@ -317,8 +320,10 @@ TEST_CASE("run: the progress line is rewritten in place and cut to the terminal;
   std::string shown;
   for (char c; read(pty, &c, 1) == 1;) shown += c;
   close(pty);
-  CHECK(shown == "begin\r\n\r\033[K1 \u4eba many\r\033[K2\r\033[Knote\r\n3 of 3\r\n");
+  CHECK(shown ==
+        "begin\r\n\r\033[K1 \u4eba many\r\033[K2\r\033[Knote\r\n3 of 3\r\n"
+        "begin\r\nnote\r\n3 of 3\r\n");
   const std::string lines = "begin\nnote\n3 of 3\n";
   CHECK(contents(dir / "out") == lines);
-  CHECK(contents(dir / "log.txt") == lines + lines);
+  CHECK(contents(dir / "log.txt") == lines + lines + lines);
 }

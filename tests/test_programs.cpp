@@ -3,10 +3,10 @@
 // temporary folder.
 #include "programs.hpp"
 
-#include <atomic>
 #include <set>
-#include <thread>
+#include <tuple>
 
+#include "base/threads.hpp"
 #include "config.hpp"
 #include "data/shapes.hpp"
 #include "run/run.hpp"
@@ -31,22 +31,19 @@ std::set<std::string> threads_of(pid_t pid) {
 
 PROGRAM_TEST("train: a run folder has settings, log, metrics and two checkpoints") {
   const TempDir& dir = trained().dir;
-  const std::string config = contents(dir / "a/config.json");
-  CHECK(has(config, R"("model":"yolox-nano")"));
-  CHECK(has(config, R"("bs":2,)"));
-  CHECK(has(config, R"("device":"auto")"));
-  CHECK(has(config, concat(R"("device_name":")", device_name(parse_device("auto")))));
-  CHECK(has(config, R"("clip":10,)"));
+  for (const std::string& part :
+       {std::string(R"("model":"yolox-nano")"), std::string(R"("bs":2,)"), std::string(R"("device":"auto")"),
+        concat(R"("device_name":")", device_name(parse_device("auto"))), std::string(R"("clip":10,)")})
+    CHECK_HAS(contents(dir / "a/config.json"), part);
   CHECK(contents(dir / "a/log.txt") == trained().printed);
-  for (const char* part : {"--bs 2", "--warmup-epochs 1", "--lr 0.00123456789", "0.898M parameters"})
-    CHECK_MESSAGE(has(trained().printed, part), part << " in " << trained().printed);
-  CHECK_FALSE(has(trained().printed, "--clip"));  // the default; config.json has it
-  CHECK_FALSE(has(trained().printed, "--mosaic-prob"));
-  CHECK(has(trained().printed, "8 images for training"));
-  CHECK(has(trained().printed, "for evaluation (the same images)"));
-  CHECK(has(trained().printed, "warning: AP is measured on the training images"));
-  CHECK_FALSE(has(trained().printed, "\r"));  // the progress line is for terminals
-  CHECK_FALSE(has(trained().printed, "\033"));
+  for (const char* part :
+       {"--bs 2", "--warmup-epochs 1", "--lr 0.00123456789", "0.898M parameters", "8 images for training",
+        "for evaluation (the same images)", "warning: AP is measured on the training images",
+        "; best so far; AP of classes: highest "})
+    CHECK_HAS(trained().printed, part);
+  // Flags with their defaults are in config.json only. The progress line is for terminals.
+  for (const char* part : {"--clip", "--mosaic-prob", "\r", "\033"})
+    CHECK_FALSE_MESSAGE(has(trained().printed, part), part);
   CHECK_FALSE(fs::exists(dir / "a/problems.txt"));
 
   CHECK(
@@ -66,7 +63,6 @@ PROGRAM_TEST("train: a run folder has settings, log, metrics and two checkpoints
     }
   }
   CHECK(evaluations == 3);
-  CHECK(has(trained().printed, "; best so far; AP of classes: highest "));
   CHECK(metric_rows(dir / "a/metrics.csv").back()[kIteration] == 12);
 
   const auto last = last_checkpoint(dir, "a");
@@ -105,28 +101,6 @@ PROGRAM_TEST("train: a run that was stopped within an epoch and resumed equals a
   for (size_t i = 1; i < rows.size(); ++i) CHECK(rows[i][kIteration] >= rows[i - 1][kIteration]);
   const std::string log = contents(dir / (run_folder + "/log.txt"));
   CHECK(log.find("run runs/") < log.find("resuming runs/"));
-}
-
-PROGRAM_TEST("train: a full disk is reported and does not end the run early") {
-  DataDir dir(4);
-  const Outcome o = run_with_full_disk(dir, "train",
-                                       "--data data --model yolox-nano --size 64 --bs 4 --epochs 3 "
-                                       "--no-aug-epochs 1 --eval-interval 0 --out a");
-  CHECK(o.code == 1);
-  CHECK(count_of(o.out, "warning: cannot write a/last.pth: File too large; ") ==
-        3);  // at the start, after two epochs
-  CHECK(has(o.err, "last.pth"));
-  CHECK(has(contents(dir / "a/log.txt"), "3/3"));
-}
-
-PROGRAM_TEST("train: bf16 without augmentation; without EMA the weights are the trained ones") {
-  const TempDir& dir = trained().dir;
-  succeed(dir, "train",
-          kTrain + "--out e --max-iters 2 --eval-interval 0 --amp bf16 --aug none --clip 0 --ema 0");
-  for (const auto& row : metric_rows(dir / "e/metrics.csv")) CHECK(row[kLoss] > 0);
-  CHECK_FALSE(fs::exists(dir / "e/best.pth"));  // nothing was evaluated
-  CHECK(difference(weights_of(dir, "e", true), weights_of(dir, "e", false)) == "");
-  CHECK(difference(weights_of(dir, "a", true), weights_of(dir, "a", false)) != "");
 }
 
 PROGRAM_TEST("train: --patience ends a run whose AP does not improve") {
@@ -208,10 +182,16 @@ PROGRAM_TEST("train: all epochs run on the same threads; each loader worker is o
 
 PROGRAM_TEST("train: the eps of Adam is 1e-3 with --amp fp16 and 1e-8 without") {
   const TempDir& dir = trained().dir;
-  for (const auto& [amp, eps] : {std::pair("fp16", 1e-3), {"off", 1e-8}}) {
+  // Without EMA, the weights are the trained ones.
+  CHECK(difference(weights_of(dir, "a", true), weights_of(dir, "a", false)) != "");
+  for (const auto& [amp, eps, ema] :
+       {std::tuple("fp16", 1e-3, true), {"off", 1e-8, true}, {"bf16", 1e-8, false}}) {
     const std::string out = concat("eps_", amp);
     succeed(dir, "train",
-            concat(kTrain, "--max-iters 1 --eval-interval 0 --optimizer adam --amp ", amp, " --out ", out));
+            concat(kTrain, "--max-iters 1 --eval-interval 0 --optimizer adam --amp ", amp, " --out ", out,
+                   ema ? "" : " --ema 0 --aug none --clip 0"));
+    if (!ema) CHECK(difference(weights_of(dir, out, true), weights_of(dir, out, false)) == "");
+    CHECK_FALSE(fs::exists(dir / (out + "/best.pth")));  // nothing was evaluated
     const auto optimizer = last_checkpoint(dir, out).at("optimizer").toGenericDict();
     const auto groups = optimizer.at("param_groups").toListRef();
     CHECK(groups.size() == 3);
@@ -261,10 +241,12 @@ PROGRAM_TEST(
   write_coco(dir / "other.json", other);
   const std::string printed =
       succeed(dir, "eval",
-              "--data other.json --images data/train --weights a/best.pth --bs 2 --conf 0 --nms 0.9 "
+              "--data other.json --images data/train --weights a/best.pth --bs 2 --conf 0 --nms 0.9 --speed "
               "--json e.json --save-dt dt.json");
   CHECK(has(printed, "yolox-nano, 7 classes, 8 images"));
   CHECK_FALSE(has(printed, "\r"));
+  for (const char* stage : {"preprocess", "forward", "decode", "NMS"})
+    CHECK_HAS(printed, concat("\n  ", stage, " "));
   for (const char* key :
        {"AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl"})
     json_number(dir / "e.json", key);
@@ -318,20 +300,6 @@ SHARED_PROGRAM_TEST("eval: the official nano of YOLOX 0.1.0 reaches its AP with 
   CHECK(std::abs(json_number(dir / "e.json", "AP75") - 0.2955) < 5e-4);
 }
 
-PROGRAM_TEST("eval: --fuse has the same AP; --speed prints the time of each stage") {
-  const TempDir& dir = trained().dir;
-  const std::string eval = "--data data --weights a/best.pth --conf 0 --nms 0.9 --bs 4 ";
-  succeed(dir, "eval", eval + "--json plain.json");
-  const std::string printed = succeed(dir, "eval", eval + "--json fused.json --fuse --speed");
-  CHECK(json_number(dir / "fused.json", "AP") ==
-        doctest::Approx(json_number(dir / "plain.json", "AP")).epsilon(1e-2));
-  for (const std::string stage : {"preprocess", "forward", "decode", "NMS"}) {
-    const size_t at = printed.find("\n  " + stage + " ");
-    REQUIRE_MESSAGE(at != std::string::npos, stage);
-    CHECK(std::stod(printed.substr(at + 3 + stage.size())) > 0);
-  }
-}
-
 PROGRAM_TEST("programs: exit with 1 if their results do not fit on stdout, but training goes on") {
   const TempDir& dir = trained().dir;
   const auto onto_full_disk = [&](const std::string& command) {
@@ -347,6 +315,51 @@ PROGRAM_TEST("programs: exit with 1 if their results do not fit on stdout, but t
     CHECK(has(o.err, "cannot write to stdout"));
   }
   CHECK(onto_full_disk("train " + kTrain + "--max-iters 1 --eval-interval 0 --out goes_on").code == 0);
+}
+
+PROGRAM_TEST(
+    "programs: what is printed to a closed stdout gets into no file; a deleted working folder is named") {
+  const TempDir& dir = trained().dir;
+  for (const std::string stdio : {"", " <&- >&- 2>&-"}) {
+    const std::string out = stdio.empty() ? "open" : "closed";
+    for (const std::string& command :
+         {"pack --data data --out " + out + ".lmdb",
+          "demo --weights a/last.pth --source shapes --max-images 1 --save x --json " + out + ".json"})
+      CHECK(shell(dir, "($YOLOX_PROGRAMS/" + command + stdio + ")").code == 0);
+  }
+  for (const std::string end : {".lmdb", ".json"})
+    CHECK_MESSAGE(contents(dir / ("open" + end)) == contents(dir / ("closed" + end)), end);
+  for (const std::string program : {"train", "eval", "demo", "export", "pack"}) {
+    const Outcome o = shell(dir, "mkdir gone && cd gone && rmdir ../gone && $YOLOX_PROGRAMS/" + program);
+    CHECK(o.code == 1);
+    CHECK_HAS(o.err, "error: the working folder was deleted");
+  }
+}
+
+PROGRAM_TEST("eval: --max-dets counts more than 100 detections of a class in an image; the report, too") {
+  TempDir dir;
+  CocoDataset truth;
+  truth.images = {{1, "a.jpg", 4000, 64}};
+  truth.categories = {{1, "cell"}};
+  truth.description = "cells";
+  truth.max_detections = 150;
+  std::vector<Detection> found;
+  for (int i = 0; i < 150; ++i) {
+    truth.annotations.push_back({i + 1, 1, 1, 20. * i, 0, 10, 10, 100});
+    found.push_back({1, 1, 20. * i, 0, 10, 10, 1 - i / 1000.});
+  }
+  write_coco(dir / "gt.json", truth);
+  write_detections(dir / "dt.json", found);
+  const std::string flags = "--gt gt.json --dt dt.json --json ap.json ";
+  CHECK_HAS(succeed(dir, "eval", flags), "note: 1 image has more than 100");
+  CHECK(json_number(dir / "ap.json", "AP") == doctest::Approx(67. / 101));
+  CHECK_HAS(succeed(dir, "eval", flags + "--max-dets 150"), "maxDets=150 ] = 1.000\n");
+  CHECK(json_number(dir / "ap.json", "AP") == 1);
+  check_refusal(dir, "eval", flags + "--max-dets 0", 2, "--max-dets must be at least 1");
+  const std::string python = cached_python_with("matplotlib, numpy, pycocotools");
+  if (python.empty()) return;
+  shell(dir, python + " " YOLOX_SOURCE_DIR "/tools/report.py --truth gt.json --detections dt.json");
+  CHECK_HAS(contents(dir / "report.html"), "<b>1.000</b><span>AP</span>");
 }
 
 // ---- the command line
@@ -398,37 +411,23 @@ TEST_CASE(
   check_config(defaults);
   CHECK(defaults.data == "shapes");
   CHECK(defaults.model == "yolox-s");
-  const std::vector<std::pair<std::string, std::string>> rows = {
-      {"--bogus 1", "bogus"},
-      {"--bs 0", "--bs"},
-      {"--bs 5 --accum 6", "--accum"},
-      {"--cache floppy", "floppy"},
-      {"--workers 0", "--workers"},
-      {"--epochs 0", "--epochs"},
-      {"--epochs 3 --warmup-epochs 4", "--warmup-epochs"},
-      {"--lr -1", "--lr"},
-      {"--ema 1", "--ema"},
-      {"--amp x", "--amp"},
-      {"--aug x", "--aug"},
-      {"--optimizer x", "--optimizer"},
-      {"--preproc x", "--preproc"},
-      {"--mosaic-prob 2", "--mosaic-prob must be in 0..1, got 2"},
-      {"--model yolo", "--model"},
-      {"--clip 1e308", "--clip"},
-  };
   CHECK_THROWS_WITH_AS(parse_device("tpu"), doctest::Contains("--device"), UsageError);
-  for (const auto& row : rows) {
-    INFO(row.first);
+  for (const std::string flags :
+       {"--bogus 1", "--bs 0", "--bs 5 --accum 6", "--cache floppy", "--workers 0", "--epochs 0",
+        "--epochs 3 --warmup-epochs 4", "--lr -1", "--ema 1", "--amp x", "--aug x", "--optimizer x",
+        "--preproc x", "--mosaic-prob 2", "--model yolo", "--clip 1e308"}) {
+    INFO(flags);
     const auto [code, said] = outcome([&] {
       Config config;
-      parse(config, split_list("--data data --max-iters 1 " + row.first, ' '));
+      parse(config, split_list("--data data --max-iters 1 " + flags, ' '));
       fill_in(config);
       check_config(config);
     });
     CHECK(code == 2);
     CHECK(said.starts_with("error: "));
     CHECK(count_of("\n" + said, "\nerror: ") == 1);
-    CHECK(has(said, row.second));
+    CHECK(has(said, split_list(flags.substr(flags.rfind("--")), ' ')[0]));  // the last flag
+    if (flags == "--mosaic-prob 2") CHECK_HAS(said, "--mosaic-prob must be in 0..1, got 2");
   }
 }
 
@@ -479,12 +478,7 @@ PROGRAM_TEST("programs: invalid input gives one line that names it, and the righ
       "--data data --model yolox-nano --size 64 --bs 2 --max-iters 1 --eval-interval 0 ";
   const std::string eval = "--data data --weights a/last.pth ",
                     demo = "--source data/train --weights a/last.pth ";
-  struct Row {
-    std::string program, arguments;
-    int code;
-    std::string named;
-  };
-  const std::vector<Row> rows = {
+  const std::vector<std::tuple<std::string, std::string, int, std::string>> rows = {
       {"train", "--gpus 2 --procs 2", 2, "usage: ./train --data DIR --weights yolox-s --bs 16 --epochs 30"},
       {"train", train + "--bs 100000000", 1, "--bs"},
       {"train", train + "--data nowhere", 1, "nowhere"},
@@ -515,20 +509,17 @@ PROGRAM_TEST("programs: invalid input gives one line that names it, and the righ
       {"export", "", 2, "usage: ./export --weights runs/NAME/best.pth --out model.onnx"},
   };
   std::vector<Outcome> outcomes(rows.size());
-  std::atomic<size_t> next{0};
-  const auto work = [&] {
-    for (size_t i; (i = next++) < rows.size();) outcomes[i] = run(dir, rows[i].program, rows[i].arguments);
-  };
-  std::thread other(work);
-  work();
-  other.join();
+  parallel_for(
+      int64_t(rows.size()),
+      [&](int64_t i) { outcomes[i] = run(dir, std::get<0>(rows[i]), std::get<1>(rows[i])); }, 2);
   for (size_t i = 0; i < rows.size(); ++i) {
     const Outcome& o = outcomes[i];
-    INFO(rows[i].program << " " << rows[i].arguments << "\n" << o.out << o.err);
-    CHECK(o.code == rows[i].code);
-    CHECK(has(o.err, rows[i].named));
+    const auto& [program, arguments, code, named] = rows[i];
+    INFO(std::string(program), " ", std::string(arguments), "\n", o.out, o.err);
+    CHECK(o.code == code);
+    CHECK(has(o.err, named));
     CHECK(count_of("\n" + o.err, "\nerror: ") == 1);
-    if (has(rows[i].named, "usage: ")) CHECK(lines_of(o.err).size() == 2);
+    if (has(named, "usage: ")) CHECK(lines_of(o.err).size() == 2);
     for (const char* trace : {"Exception raised from", "terminate called", "frame #"})
       CHECK_MESSAGE(!has(o.out + o.err, trace), trace);
   }
@@ -588,6 +579,10 @@ PROGRAM_TEST(
     CHECK(lines_of(o.err).size() == 1);
     CHECK_FALSE(fs::exists(dir / "runs/a/crash.txt"));
   }
+  fs::create_directory(dir / "elsewhere");
+  CHECK_HAS(
+      shell(dir, "cd elsewhere && $YOLOX_PROGRAMS/train --resume ../runs/a --max-iters 4").err,
+      "--data data of the run ../runs/a does not exist; it counts from the folder where the run was started");
   check_refusal(dir, "train", "--resume runs/a/best.pth", 2,
                 "To start a new run from runs/a/best.pth, give it to --weights");
 }

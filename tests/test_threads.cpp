@@ -53,3 +53,23 @@ PROGRAM_TEST("threads: the number is a setting of the run, which a resumed run k
   CHECK_FALSE(has(run(train + "--resume b --max-iters 2"), "--threads N fixes it"));
   CHECK_FALSE(has(run(start + "c --deterministic --max-iters 1"), "--threads N fixes it"));
 }
+
+TEST_CASE("threads: CPU quotas of control groups and of their parents limit the cores, in version 1 and 2") {
+  const TempDir dir;
+  const auto cores = [&] { return usable_cores(dir.path.string(), dir.path.string()); };
+  const int all = cores();
+  write_text(dir / "self/cgroup", "7:cpuset:/y\n5:cpu,cpuacct:/slurm/job_7\n0::/user/job_7\n");
+  for (const std::string folder : {"cpu/slurm/job_7/", "cpu/slurm/", "cpu/", "user/job_7/", "user/", ""}) {
+    const bool v1 = folder.starts_with("cpu");
+    const std::string period = v1 ? "" : " 100000",
+                      file = dir / (folder + (v1 ? "cpu.cfs_quota_us" : "cpu.max"));
+    if (v1) write_text(dir / (folder + "cpu.cfs_period_us"), "100000\n");
+    for (const std::string none : {"-1", "max"}) {
+      write_text(file, none + period);
+      CHECK(cores() == all);
+    }
+    write_text(file, "40000" + period);
+    CHECK(cores() == 1);
+    fs::remove(file);
+  }
+}

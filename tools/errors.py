@@ -23,8 +23,8 @@ def mean(values, axis=None):
         return np.nanmean(values, axis)
 
 
-def coco_evaluation(truth, detections):
-    """Numbers the objects, because pycocotools never finds one with the id 0, and takes the last one of an id several times."""
+def coco_evaluation(truth, detections, max_dets):
+    """max_dets: detections of a class per image. Numbers the objects, because pycocotools never finds one with the id 0, and takes the last one of an id several times."""
     objects = [{"iscrowd": 0, "area": a["bbox"][2] * a["bbox"][3], **a, "id": i} for i, a in enumerate(truth["annotations"], 1)]
     found = [{**d, "id": i, "iscrowd": 0, "area": d["bbox"][2] * d["bbox"][3]} for i, d in enumerate(detections, 1)]
     sets = []
@@ -34,6 +34,7 @@ def coco_evaluation(truth, detections):
             sets[-1].dataset = {"images": truth["images"], "categories": truth["categories"], "annotations": boxes}
             sets[-1].createIndex()
         e = COCOeval(*sets, "bbox")
+        e.params.maxDets = [max_dets]
         e.evaluate()
         e.accumulate()
     return e
@@ -108,14 +109,15 @@ class Errors:
     """Errors of a data set. What is undefined, such as the AP of a class without objects, is NaN.
 
     names [class]; objects [class] and objects_of_area [area]: without crowds
-    ap [10 IoU, 101 recall, class, area], recall [10 IoU, class, area]: of COCO, with 100 detections of a class per image
+    ap [10 IoU, 101 recall, class, area], recall [10 IoU, class, area]: of COCO, with max_dets of a class per image
     images: ImageErrors, by id
     counts, costs [6 kinds]: costs in AP50, if all errors of a kind and nothing else were corrected
     precision_at, recall_at, f1_at [class, 101]: by score, see STEPS; step, score: those of the best F1
     confusion [classes and background, classes and missed]: at this score"""
 
     def __init__(self, truth, detections):
-        e = coco_evaluation(truth, detections)
+        self.max_dets = truth.get("info", {}).get("max_dets", 100)
+        e = coco_evaluation(truth, detections, self.max_dets)
         self.names = [c["name"] for c in e.cocoGt.loadCats(e.params.catIds)]
         self.ap, self.recall = (np.where(v < 0, np.nan, v)[..., -1] for v in (e.eval["precision"], e.eval["recall"]))
         self.images = [ImageErrors(e, i) for i in range(len(e.params.imgIds))]

@@ -159,7 +159,7 @@ def evaluation_section(heading, truth, detections, path_of):
             + card("Cost of each error type in AP50", table("bars", [], costs), "AP50 points gained by correcting all errors of one "
                    "type and nothing else (TIDE), and the number of errors. The values of different types do not add up.")
             + card("AP by size", table("bars", [], sizes), "Areas in square pixels of the image. Pale bars: AR, the recall with at most "
-                   "100 detections per image.")
+                   f"{errors.max_dets} detections of a class per image.")
             + chart("Precision over recall", "recall", lines + each, "Means over classes" + "; thin: each class at IoU 0.5" * bool(each) + ".", True)
             + chart("F1 by score threshold", "score threshold", [("F1", STEPS, f1_at, {}), ("precision", STEPS, precision_at, {}),
                                                                  ("recall", STEPS, recall_at, {})],

@@ -15,15 +15,18 @@ namespace yolox {
 
 // ---- values as text
 
-// Returns the shortest text that reads back as the same number.
-static std::string to_text(double v) {
-  char text[32];
-  return {text, std::to_chars(text, std::end(text), v).ptr};
+// Returns the shortest text that reads back as the same value.
+template <class T>
+static std::string to_text(const T& v) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return v ? "true" : "false";
+  } else if constexpr (std::is_same_v<T, double>) {
+    char text[32];
+    return {text, std::to_chars(text, std::end(text), v).ptr};
+  } else {
+    return concat(v);
+  }
 }
-static std::string to_text(bool v) { return v ? "true" : "false"; }
-static std::string to_text(int v) { return std::to_string(v); }
-static std::string to_text(int64_t v) { return std::to_string(v); }
-static std::string to_text(const std::string& v) { return v; }
 
 template <class T>
 static void from_text(const std::string& name, const std::string& text, T& v) {
@@ -40,130 +43,109 @@ static void from_text(const std::string& name, const std::string& text, T& v) {
   }
 }
 
-// Returns the number that the word of a flag stands for.
-static double number_of_keyword(const std::string& word) { return word == "auto" ? 0 : -1; }
+std::string Flags::Flag::keyword() const {
+  const bool is_auto = std::holds_alternative<int*>(member) && argument.ends_with("|auto");
+  return is_auto ? "auto" : facts.marks & kRecipe ? "recipe" : "";
+}
 
 std::string Flags::Flag::get() const {
-  const std::string text = std::visit([](const auto* v) { return to_text(*v); }, member);
-  return !keyword.empty() && text == to_text(number_of_keyword(keyword)) ? keyword : text;
+  const std::string text = std::visit([](const auto*v) { return to_text(*v); }, member), word = keyword();
+  return !word.empty() && text == (word == "auto" ? "0" : "-1") ? word : text;
 }
 
 void Flags::Flag::set(const std::string& text) const {
-  const bool is_word = !keyword.empty() && text == keyword;
-  const std::string number = is_word ? to_text(number_of_keyword(keyword)) : text;
+  const std::string word = keyword();
+  const bool is_auto = word == "auto", is_word = !word.empty() && text == word;
+  const std::string number = is_word ? (is_auto ? "0" : "-1") : text;
   std::visit([&](auto* v) { from_text(name, number, *v); }, member);
-  if (!keyword.empty() && !is_word && (get() == keyword || (keyword == "auto" && text[0] == '-')))
-    throw UsageError(concat("--", name, " must be a number ", keyword == "auto" ? "above" : "from", " 0 or ",
-                            keyword, ", got ", text));
-}
-
-Flags::Flag& Flags::add(const Member& member, std::string_view group, std::string_view name,
-                        std::string_view argument, std::string_view doc, FlagFacts facts) {
-  flags.push_back(
-      {member, std::string(group), std::string(name), std::string(argument), std::string(doc), facts});
-  return flags.back();
+  usage_check(word.empty() || is_word || (get() != word && !(is_auto && text[0] == '-')), "--", name,
+              " must be a number ", is_auto ? "above" : "from", " 0 or ", word, ", got ", text);
 }
 
 const Flags::Flag* Flags::find(const std::string& name) const {
-  const auto flag = std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return f.name == name; });
+  const auto flag = std::ranges::find(flags, name, &Flag::name);
   return flag == flags.end() ? nullptr : &*flag;
 }
 
 // ---- the command line
 
-// A flag that users of YOLOX, Ultralytics or MMDetection type, the flag here, and what differs. The first row
+// Flags that users of YOLOX, Ultralytics or MMDetection type, the flag here, and what differs. The first row
 // whose flag the program has holds.
 struct Alias {
-  const char *other, *name, *note;
+  const char *others, *name, *note;
 };
 static const Alias aliases[] = {
-    {"b", "bs", ""},
-    {"batch", "bs", ""},
-    {"batch-size", "bs", ""},
-    {"c", "weights", ""},
-    {"ckpt", "weights", ""},
+    {"b batch batch-size", "bs", ""},
+    {"c ckpt", "weights", ""},
     {"n", "model", ""},
-    {"f", "model", " (there are no experiment files: flags set everything)"},
-    {"exp-file", "model", " (there are no experiment files: flags set everything)"},
-    {"d", "gpus", " (the number of GPUs, not an index)"},
+    {"f exp-file", "model", " (there are no experiment files: flags set everything)"},
+    {"d devices", "gpus", " (the number of GPUs, not an index)"},
     {"d", "device", ""},
-    {"devices", "gpus", " (the number of GPUs, not an index)"},
-    {"imgsz", "size", " (a multiple of 32, or HEIGHTxWIDTH)"},
-    {"tsize", "size", " (a multiple of 32, or HEIGHTxWIDTH)"},
+    {"imgsz tsize", "size", " (a multiple of 32, or HEIGHTxWIDTH)"},
     {"fp16", "amp", " (--amp fp16)"},
-    {"project", "out", " (one path, such as runs/my-run)"},
-    {"name", "out", " (one path, such as runs/my-run)"},
+    {"project name expn", "out", " (one path, such as runs/my-run)"},
     {"name", "save", " (one path, such as runs/my-demo)"},
-    {"expn", "out", " (one path, such as runs/my-run)"},
     {"path", "source", ""},
     {"iou", "nms", ""},
     {"mosaic", "mosaic-prob", " (a probability; 0 = off)"},
     {"close-mosaic", "no-aug-epochs", ""},
 };
 
-// A flag of older versions, its value without effect, and what to do now.
+// Flags of older versions, each with the value that had no effect, and what to do now.
 struct Gone {
-  const char *name, *off, *remedy;
+  const char *flags, *remedy;
 };
-static const char several_machines[] =
-    "torchrun and srun start ranks on several machines: torchrun --no-python --nnodes 2 --nproc-per-node 4 "
-    "--rdzv-backend c10d --rdzv-endpoint HOST0:29500 ./train ...";
 static const Gone gone_flags[] = {
-    {"classes", "", "filter the boxes of --json FILE"},
-    {"crop", "false", "cut the boxes of --json FILE out of the images"},
-    {"draw", "true", "images are always drawn, into --save DIR"},
-    {"no-draw", "false", "images are always drawn, into --save DIR"},
-    {"recursive", "false", "run ./demo once for each folder"},
-    {"bn-momentum", "0.03",
+    {"classes=", "filter the boxes of --json FILE"},
+    {"crop=false", "cut the boxes of --json FILE out of the images"},
+    {"draw=true no-draw=false", "images are always drawn, into --save DIR"},
+    {"recursive=false", "run ./demo once for each folder"},
+    {"bn-momentum=0.03",
      "it follows from the recipe and the length of the run; edit norm_momentum_of_run() in optim.hpp, or "
      "Plan::norm_momentum in config.hpp"},
-    {"fast", "off",
+    {"fast=off",
      "the fused norm is on wherever it computes what torch computes; --graph replays steps as CUDA graphs"},
-    {"hsv-h", "5", "edit AugmentConfig in augment.hpp"},
-    {"hsv-s", "30", "edit AugmentConfig in augment.hpp"},
-    {"hsv-v", "30", "edit AugmentConfig in augment.hpp"},
-    {"compress", "off", "gradients are all-reduced in float32"},
-    {"dtr-slowdown", "1.3", "with --dtr, --bs auto accepts 1.3 times the computation"},
-    {"keep", "1", "last.pth and last.bak.pth, the one before it, are kept"},
-    {"keep-going", "false", "--resume RUN --lr X continues after a non-finite loss"},
-    {"min-lr-ratio", "0.05", "edit Schedule::min_ratio in optim.hpp"},
-    {"mixup-scale-hi", "1.5", "edit AugmentConfig in augment.hpp"},
-    {"mixup-scale-lo", "0.5", "edit AugmentConfig in augment.hpp"},
-    {"mosaic-scale-hi", "2", "edit the recipes in models.hpp"},
-    {"mosaic-scale-lo", "0.1", "edit the recipes in models.hpp"},
-    {"overlap", "0.2", "tools/tiles.py --overlap"},
-    {"shear", "2", "edit AugmentConfig in augment.hpp"},
-    {"repeat-rare", "0", "--class-weights X weights rare classes in the loss"},
-    {"restarts", "0", "until ./train --resume auto --out RUN ...; do sleep 1; done"},
-    {"report", "", "tools/report.py writes the page, see docs/report.md"},
-    {"voc", "false", "COCO AP50 is near VOC AP; the VOC development kit computes the latter"},
-    {"hard-negatives", "", "tools/report.py --hard-negatives FILE.json"},
-    {"tile", "0", "tools/tiles.py cuts images into tiles, and merges the detections"},
-    {"tiles", "0", "tools/tiles.py cuts images and labels into tiles"},
-    {"master", "", several_machines},
-    {"node", "0", several_machines},
-    {"nodes", "1", several_machines},
-    {"translate", "0.1", "edit AugmentConfig in augment.hpp"},
-    {"patience-on", "ap", "--patience waits for a better score"},
-    {"format", "", "the extension of --out selects the format: .onnx, or .ts for TorchScript"},
-    {"fp16", "false", "trtexec --fp16, or onnxconverter-common"},
-    {"class-map", "", "tools/merge_coco.py --rename OLD=NEW"},
-    {"ignore-class", "", "tools/merge_coco.py --ignore NAME"},
+    {"hsv-h=5 hsv-s=30 hsv-v=30 mixup-scale-hi=1.5 mixup-scale-lo=0.5 shear=2 translate=0.1",
+     "edit AugmentConfig in augment.hpp"},
+    {"mosaic-scale-hi=2 mosaic-scale-lo=0.1", "edit the recipes in models.hpp"},
+    {"compress=off", "gradients are all-reduced in float32"},
+    {"dtr-slowdown=1.3", "with --dtr, --bs auto accepts 1.3 times the computation"},
+    {"keep=1", "last.pth and last.bak.pth, the one before it, are kept"},
+    {"keep-going=false", "--resume RUN --lr X continues after a non-finite loss"},
+    {"min-lr-ratio=0.05", "edit Schedule::min_ratio in optim.hpp"},
+    {"overlap=0.2", "tools/tiles.py --overlap"},
+    {"repeat-rare=0", "--class-weights X weights rare classes in the loss"},
+    {"restarts=0", "until ./train --resume auto --out RUN ...; do sleep 1; done"},
+    {"report=", "tools/report.py writes the page, see docs/report.md"},
+    {"voc=false", "COCO AP50 is near VOC AP; the VOC development kit computes the latter"},
+    {"hard-negatives=", "tools/report.py --hard-negatives FILE.json"},
+    {"tile=0", "tools/tiles.py cuts images into tiles, and merges the detections"},
+    {"tiles=0", "tools/tiles.py cuts images and labels into tiles"},
+    {"master= node=0 nodes=1",
+     "torchrun and srun start ranks on several machines: torchrun --no-python --nnodes 2 --nproc-per-node 4 "
+     "--rdzv-backend c10d --rdzv-endpoint HOST0:29500 ./train ..."},
+    {"patience-on=ap", "--patience waits for a better score"},
+    {"format=", "the extension of --out selects the format: .onnx, or .ts for TorchScript"},
+    {"fp16=false", "trtexec --fp16, or onnxconverter-common"},
+    {"class-map=", "tools/merge_coco.py --rename OLD=NEW"},
+    {"ignore-class=", "tools/merge_coco.py --ignore NAME"},
 };
 
 std::string gone_flag(const std::string& name, const std::string& value) {
-  for (const auto& flag : gone_flags)
-    if (flag.name == name && flag.off != value) return concat("--", name, " is gone: ", flag.remedy);
+  for (const auto& row : gone_flags)
+    for (const std::string& flag : split_list(row.flags, ' '))
+      if (flag.starts_with(name + "=") && flag != name + "=" + value)
+        return concat("--", name, " is gone: ", row.remedy);
   return "";
 }
 
 std::string Flags::unknown_flag(const std::string& word) const {
   const std::string written = word.substr(0, word.find('='));
   std::string name = written.substr(std::min(written.find_first_not_of('-'), written.size()));
-  std::replace(name.begin(), name.end(), '_', '-');  // --batch_size
-  for (const auto& alias : aliases)
-    if (name == alias.other && find(alias.name))
-      return concat("there is no flag ", written, "; use --", alias.name, alias.note);
+  std::ranges::replace(name, '_', '-');  // --batch_size
+  for (const auto& [others, here, note] : aliases)
+    if (std::ranges::count(split_list(others, ' '), name) && find(here))
+      return concat("there is no flag ", written, "; use --", here, note);
   const std::string gone = gone_flag(name, "?");
   return gone.empty() ? concat("there is no flag ", written, "; --help lists the flags") : gone;
 }
@@ -175,7 +157,7 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::st
   options.set_width(80).allow_unrecognised_options();
   std::vector<std::string> groups;
   for (const auto& f : flags) {
-    if (std::find(groups.begin(), groups.end(), f.group) == groups.end()) groups.push_back(f.group);
+    if (!std::ranges::count(groups, f.group)) groups.push_back(f.group);
     const std::string shown = f.get().empty() || f.is_bool() ? "" : " [" + f.get() + "]";
     options.add_options(f.group)(
         f.on_by_default() ? "no-" + f.name : f.name, (f.on_by_default() ? "turn off " : "") + f.doc + shown,
@@ -190,8 +172,8 @@ void Flags::parse(int argc, char** argv, const std::string& about, const std::st
     words.emplace_back(argv[i]);
     // cxxopts does not read the next word as a value that may be left out.
     for (const auto& f : flags)
-      if (!f.implicit.empty() && argv[i] == "--" + f.name)
-        words.back() += "=" + (i + 1 < argc && argv[i + 1][0] != '-' ? argv[++i] : f.implicit);
+      if (!f.facts.implicit.empty() && argv[i] == "--" + f.name)
+        words.back() += concat("=", i + 1 < argc && argv[i + 1][0] != '-' ? argv[++i] : f.facts.implicit);
   }
   std::vector<const char*> pointers;
   for (const auto& word : words) pointers.push_back(word.c_str());
@@ -243,10 +225,9 @@ RunSettings Flags::settings() const {
 void Flags::check_values() const {
   for (const auto& f : flags) {
     const std::string value = f.get();
-    if (!f.keyword.empty() && value == f.keyword) continue;
+    if (value == f.keyword()) continue;
     if (is_literal(f.name, value) && !f.is_bool()) {
-      const double number = std::strtod(value.c_str(), nullptr);
-      const auto& [min, max, marks] = f.facts;
+      const double number = std::strtod(value.c_str(), nullptr), min = f.facts.min, max = f.facts.max;
       const bool has_max = std::isfinite(max);
       usage_check(number >= min && number <= max, "--", f.name, " must be ", has_max ? "in " : "at least ",
                   to_text(min), has_max ? ".." + to_text(max) : "", ", got ", value);
@@ -255,14 +236,14 @@ void Flags::check_values() const {
     const bool has_words = f.argument.find('|') != std::string::npos &&
                            std::ranges::none_of(f.argument, [](char c) { return std::isupper(c); });
     const std::vector<std::string> words = split_list(f.argument, '|');
-    usage_check(!has_words || std::ranges::find(words, value) != words.end(), "--", f.name, " must be ",
-                listed(words), ", got '", value, "'");
+    usage_check(!has_words || std::ranges::count(words, value), "--", f.name, " must be ", listed(words),
+                ", got '", value, "'");
   }
 }
 
 bool Flags::is_literal(const std::string& name, const std::string& value) const {
   const Flag* f = find(name);
-  return f && value != f->keyword && !std::holds_alternative<std::string*>(f->member);
+  return f && value != f->keyword() && !std::holds_alternative<std::string*>(f->member);
 }
 
 bool Flags::set(const std::string& name, const std::string& value) {

@@ -27,13 +27,16 @@ namespace yolox {
 struct FlagFacts {
   double min = -std::numeric_limits<double>::infinity(), max = std::numeric_limits<double>::infinity();
   int marks = 0;
+  std::string_view implicit = {};  // what --name without a value means; empty: the flag needs a value
 };
 constexpr FlagFacts at_least(double min) { return {min}; }
 constexpr FlagFacts between(double min, double max) { return {min, max}; }
 constexpr int kOfCall = 1;     // not a setting of the run: a checkpoint does not keep it
 constexpr int kOfMachine = 2;  // may differ between ranks
+constexpr int kRecipe = 4;  // -1, the word "recipe", until recipe, optimizer and length of the run are known
 constexpr FlagFacts operator|(FlagFacts facts, int marks) {
-  return {facts.min, facts.max, facts.marks | marks};
+  facts.marks |= marks;
+  return facts;
 }
 constexpr FlagFacts marked(int marks) { return FlagFacts() | marks; }
 
@@ -65,9 +68,7 @@ struct Flags {
   void check_values() const;
 
   // Returns true if the flag was on the command line.
-  bool was_given(const std::string& name) const {
-    return std::find(given.begin(), given.end(), name) != given.end();
-  }
+  bool was_given(const std::string& name) const { return std::ranges::find(given, name) != given.end(); }
 
   // Returns name and value of all flags as text, in the order of declaration. without: marks of the flags
   // that are left out.
@@ -85,59 +86,30 @@ struct Flags {
 
   // Declares a flag and returns its default, so that the call can initialise the member.
   // member: the variable that the flag sets. group: heading in the help. name: without "--". value: default.
-  // argument: placeholder of the value in the help, such as N, or all possible words: off|fp16. doc: one line
-  // of help.
-  template <class T>
-  T flag(T& member, std::string_view group, std::string_view name, const T& value, std::string_view argument,
-         std::string_view doc, FlagFacts facts = {}) {
-    add(&member, group, name, argument, doc, facts);
+  // argument: placeholder of the value in the help, such as N, or all possible words: off|fp16. An integer
+  // whose placeholder is N|auto is above 0, or 0 for "auto". doc: one line of help.
+  template <class T, class Default>
+  Default flag(T& member, const std::string& group, const std::string& name, Default value,
+               const std::string& argument, const std::string& doc, const FlagFacts& facts = {}) {
+    flags.push_back({&member, group, name, argument, doc, facts});
     return value;
-  }
-  const char* flag(std::string& member, std::string_view group, std::string_view name, const char* value,
-                   std::string_view argument, std::string_view doc, FlagFacts facts = {}) {
-    add(&member, group, name, argument, doc, facts);
-    return value;
-  }
-  // Declares a flag that is a number above 0 or "auto". The member is 0 for "auto".
-  int flag_auto(int& member, std::string_view group, std::string_view name, int value,
-                std::string_view argument, std::string_view doc, FlagFacts facts = {}) {
-    add(&member, group, name, argument, doc, facts).keyword = "auto";
-    return value;
-  }
-  // Declares a number whose default is computed later, from recipe, optimizer and length of the run. Until
-  // then the member is -1, and the help shows "recipe".
-  double flag_recipe(double& member, std::string_view group, std::string_view name, std::string_view argument,
-                     std::string_view doc, FlagFacts facts = {}) {
-    add(&member, group, name, argument, doc, facts).keyword = "recipe";
-    return -1;
-  }
-  // Declares a flag whose value may be left out. --name without a value means --name=`implicit`.
-  const char* flag_optional_value(std::string& member, std::string_view group, std::string_view name,
-                                  std::string_view implicit, std::string_view argument, std::string_view doc,
-                                  FlagFacts facts = {}) {
-    add(&member, group, name, argument, doc, facts).implicit = implicit;
-    return "";
   }
 
  private:
-  using Member = std::variant<bool*, int*, int64_t*, double*, std::string*>;
   struct Flag {
-    Member member;
+    std::variant<bool*, int*, int64_t*, double*, std::string*> member;
     std::string group, name, argument, doc;
     FlagFacts facts;
-    std::string keyword = {};   // "auto", the text of the value 0, or "recipe", the text of -1; or empty
-    std::string implicit = {};  // the value if the flag has none on the command line; empty: it needs one
 
     bool is_bool() const { return std::holds_alternative<bool*>(member); }
     bool on_by_default() const { return is_bool() && *std::get<bool*>(member); }
+    std::string keyword() const;  // "auto", the text of the value 0; "recipe", the text of -1; or empty
     std::string get() const;
     void set(const std::string& text) const;
   };
   std::vector<Flag> flags;
   std::vector<std::string> given;
 
-  Flag& add(const Member& member, std::string_view group, std::string_view name, std::string_view argument,
-            std::string_view doc, FlagFacts facts);
   // Returns the flag, or null if there is none of this name.
   const Flag* find(const std::string& name) const;
   // Returns the message for an unknown flag. word: as on the command line, such as --batch=4.

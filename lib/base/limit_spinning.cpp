@@ -2,16 +2,20 @@
 // Limits the spinning of waiting OpenMP threads (GOMP_SPINCOUNT), unless the user has set a policy. By
 // default they spin for so long that a step takes several times as long if data loader threads or another
 // program need the cores. libgomp reads the variable only when it is loaded, so the program is started again.
-// CMakeLists.txt adds this file to each program.
+// A deleted working folder ends the program, because MKL would end it without saying why. CMakeLists.txt adds
+// this file to each program.
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <initializer_list>
 
 // Runs before the constructors of all libraries: those of torch take a fifth of a second, twice if the
 // program started again in main(). The C library is not initialised yet.
 [[maybe_unused]] static void limit_spinning(int, char** argv, char** environment) {
+  char folder[4096], deleted[] = "error: the working folder was deleted; change to a folder that exists\n";
+  if (!getcwd(folder, sizeof folder) && errno == ENOENT) _exit(write(2, deleted, sizeof deleted - 1) > 0);
   size_t n = 0;
   for (; environment[n]; ++n)
     for (const char* policy : {"GOMP_SPINCOUNT=", "OMP_WAIT_POLICY="})

@@ -9,6 +9,7 @@
 #include <new>
 
 #include "base/text.hpp"
+#include "base/threads.hpp"
 
 namespace yolox {
 
@@ -25,31 +26,16 @@ double free_memory(const std::string& proc, const std::string& cgroup) {
   const double infinity = std::numeric_limits<double>::infinity();
   const double all = 1024 * number(proc + "/meminfo", "MemTotal:", 0);
   double free = 1024 * number(proc + "/meminfo", "MemAvailable:", infinity) - 0.1 * all;
-  // Respects the limits of a control group and of its parents, in version 2 or 1 of the files.
-  const auto respect = [&](const std::string& root, std::string path, bool v2) {
-    for (;; path.erase(path.rfind('/'))) {
-      const std::string folder = root + path;
-      const double limit = number(folder + (v2 ? "/memory.max" : "/memory.limit_in_bytes"), "", infinity);
-      if (limit < 1e18 && (all == 0 || limit <= all)) {  // otherwise this group has no limit
-        const double used = number(folder + (v2 ? "/memory.current" : "/memory.usage_in_bytes"), "", 0);
-        const double files = number(folder + "/memory.stat", v2 ? "file" : "total_cache", 0);
-        const double shared = number(folder + "/memory.stat", v2 ? "shmem" : "total_shmem", 0);
-        // The kernel reclaims pages of files when memory runs out, except those of tmpfs (shmem).
-        free = std::min(free, 0.9 * limit - used + files - shared);
-      }
-      if (path.find('/') == std::string::npos) break;
-    }
+  const auto respect = [&](const std::string& folder, bool v2) {
+    const double limit = number(folder + (v2 ? "/memory.max" : "/memory.limit_in_bytes"), "", infinity);
+    if (limit >= 1e18 || (all > 0 && limit > all)) return;  // this group has no limit
+    const double used = number(folder + (v2 ? "/memory.current" : "/memory.usage_in_bytes"), "", 0);
+    const double files = number(folder + "/memory.stat", v2 ? "file" : "total_cache", 0);
+    const double shared = number(folder + "/memory.stat", v2 ? "shmem" : "total_shmem", 0);
+    // The kernel reclaims pages of files when memory runs out, except those of tmpfs (shmem).
+    free = std::min(free, 0.9 * limit - used + files - shared);
   };
-  respect(cgroup, "/", true);
-  respect(cgroup + "/memory", "/", false);
-  std::ifstream groups(proc + "/self/cgroup");  // lines NUMBER:CONTROLLERS:PATH; 0::PATH is of version 2
-  for (std::string line; std::getline(groups, line);) {
-    const size_t path = line.find(':', line.find(':') + 1);
-    if (path == std::string::npos) continue;
-    if (line.starts_with("0::")) respect(cgroup, line.substr(path + 1), true);
-    if (line.substr(0, path).find("memory") != std::string::npos)
-      respect(cgroup + "/memory", line.substr(path + 1), false);
-  }
+  for_each_control_group("memory", respect, proc, cgroup);
   return std::max(0.0, free);
 }
 

@@ -19,6 +19,12 @@ bool is_irregular_file(const std::string& path) {
   return std::filesystem::exists(path, unknown) && !std::filesystem::is_regular_file(path, unknown);
 }
 
+std::string why_missing(const std::string& path) {
+  if (euidaccess(path.c_str(), R_OK) == 0) return "is neither a file nor a folder";
+  return errno == ENOENT || errno == ENOTDIR ? "does not exist"
+                                             : concat("cannot be read: ", std::strerror(errno));
+}
+
 NewFile::NewFile(const std::string& path) : path_(path), real_(path), part_(path) {
   direct_ = is_irregular_file(path);
   if (!direct_) {
@@ -36,7 +42,7 @@ NewFile::~NewFile() {
 }
 
 void NewFile::commit(bool durable) {
-  require(!std::ferror(file_) && std::fflush(file_) == 0);
+  flush();
   require(direct_ || !durable || ::fsync(fileno(file_)) == 0);
   require(std::fclose(std::exchange(file_, nullptr)) == 0);
   committed_ = true;

@@ -12,6 +12,10 @@ namespace yolox {
 // Returns true if a folder, a pipe or a device is at `path`. Reading a pipe or a device may never end.
 bool is_irregular_file(const std::string& path);
 
+// Returns why a path is neither a file nor a folder that can be read: "does not exist", or "cannot be read:
+// Permission denied", also if a folder on the way may not be entered.
+std::string why_missing(const std::string& path);
+
 // A file that replaces `path` atomically. Until commit() it has the temporary name PATH.tmp.PID, and the
 // destructor removes it if commit() was not reached. If `path` is a symbolic link, the target is replaced.
 // A pipe or a device at `path` is written directly, because it must not be replaced.
@@ -26,11 +30,13 @@ class NewFile {
   NewFile(const NewFile&) = delete;
   ~NewFile();
 
-  // Three ways of writing: write(), stream(), or the file temporary_path().
+  // Two ways of writing: write() and stream().
   void write(std::string_view bytes) {
     require(std::fwrite(bytes.data(), 1, bytes.size(), file_) == bytes.size());
   }
   std::FILE* stream() { return file_; }
+  // After flush(), temporary_path() has what was written so far.
+  void flush() { require(!std::ferror(file_) && std::fflush(file_) == 0); }
   const std::string& temporary_path() const { return part_; }
 
   // Writes the file to disk (fsync), renames it to `path` and syncs the folder, so that a power cut leaves

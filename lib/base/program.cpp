@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/program.hpp"
 
+#include <fcntl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <iostream>
 #include <opencv2/core/ocl.hpp>
 #include <opencv2/core/utility.hpp>
@@ -15,9 +19,8 @@ namespace yolox {
 
 std::string python_with(const std::string& modules) {
   const char* given = std::getenv("PYTHON");
-  std::vector<std::string> pythons = {YOLOX_SOURCE_DIR "/.venv/bin/python", "python3"};
-  if (given) pythons = {given};
-  for (const std::string& python : pythons) {
+  for (const char* python :
+       {given ? given : YOLOX_SOURCE_DIR "/.venv/bin/python", given ? given : "python3"}) {
     const std::string word = shell_word(python);
     if (std::system((word + " -c 'import " + modules + "' >/dev/null 2>&1").c_str()) == 0) return word;
   }
@@ -89,16 +92,47 @@ void check_stdout() {
         "Files that were written are complete");
 }
 
-void allow_open_files() {
-  rlimit files;
-  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return;
-  files.rlim_cur = files.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &files);
+bool can_rewrite_lines() {
+  const char* terminal = std::getenv("TERM");
+  return isatty(1) && !(terminal && std::strcmp(terminal, "dumb") == 0);
 }
 
 void opencv_single_thread() {
   cv::setNumThreads(0);
   cv::ocl::setUseOpenCL(false);
+}
+
+// Prepares the process, see run_program().
+static void prepare() {
+  // A file that is opened while stdout is closed (`>&-`) would get its number, and the output.
+  for (int fd = 0; fd <= 2; ++fd)
+    if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) break;
+  rlimit files;  // the soft limit is often only 1024
+  if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+    files.rlim_cur = files.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &files);
+  }
+  std::signal(SIGXFSZ, SIG_IGN);  // beyond `ulimit -f`, write() then fails as on a full disk
+  opencv_single_thread();
+}
+
+int run_program(const std::function<void()>& program) {
+  try {
+    prepare();
+    program();
+    return 0;
+  } catch (const UsageError& e) {
+    print_error(e.what());
+    return 2;
+  } catch (const std::filesystem::filesystem_error& e) {
+    print_error(concat(e.path1().string(), ": ", e.code().message(), "; check the path and its permissions"));
+  } catch (const std::system_error& e) {
+    const bool no_thread = e.code() == std::errc::resource_unavailable_try_again;
+    print_error(concat(no_thread ? "cannot start a thread: " : "", e.what(), no_thread ? kProcessLimit : ""));
+  } catch (const std::exception& e) {
+    print_error(e.what());
+  }
+  return 1;
 }
 
 }  // namespace yolox

@@ -5,8 +5,7 @@
 #pragma once
 #include <chrono>
 #include <csignal>
-#include <exception>
-#include <filesystem>
+#include <functional>
 #include <string>
 
 #include "base/text.hpp"
@@ -42,19 +41,20 @@ void catch_signals(bool launcher = false);
 // before the first step" and end the process as by default, because nothing needs to be saved yet.
 void report_signals();
 
-// Returns a Python that can import the modules, such as "numpy, onnxruntime", as a word for the shell:
-// $PYTHON, or if it is not set .venv/bin/python beside the sources, else python3. Returns "" if none can.
-std::string python_with(const std::string& modules);
-
 // ---- main()
+
+// Runs `program` and returns the exit code of main(): 0, 2 after UsageError, 1 after any other exception,
+// which is printed as one line on stderr. Before, prepares the process: opens stdin, stdout and stderr on
+// /dev/null if they are closed, raises the limit of open files, and calls opencv_single_thread().
+int run_program(const std::function<void()>& program);
 
 // Ends the program with this exit code, without the destructors of static objects: those of torch take a
 // quarter of a second, and after the loss of a rank they would wait for its collectives. Call it last in
 // main().
 [[noreturn]] void end_program(int code);
 
-// Raises the limit of open file descriptors to the hard limit, because the soft limit is often only 1024.
-void allow_open_files();
+// What to do if a thread or a process cannot be started: the end of a message.
+constexpr char kProcessLimit[] = "; raise the limit of processes (ulimit -u, or pids.max of the container)";
 
 // Turns off OpenCV's threads and OpenCL. OpenCV's threads would compete with the worker threads of the data
 // loader, which already use all cores. The OpenCL setting holds for the calling thread only; other threads do
@@ -70,26 +70,11 @@ void print_error(const std::string& what);
 // loss of its terminal.
 void check_stdout();
 
-// Runs `program` and returns the exit code of main(): 0, 2 after UsageError, 1 after any other exception.
-// Prints an exception as one line on stderr.
-template <class Program>
-int run_program(Program&& program) {
-  allow_open_files();
-  opencv_single_thread();
-  std::signal(SIGXFSZ, SIG_IGN);  // beyond `ulimit -f`, write() then fails as on a full disk
-  try {
-    program();
-    return 0;
-  } catch (const UsageError& e) {
-    print_error(e.what());
-    return 2;
-  } catch (const std::filesystem::filesystem_error& e) {
-    print_error(concat(e.path1().string(), ": ", e.code().message(), "; check the path and its permissions"));
-    return 1;
-  } catch (const std::exception& e) {
-    print_error(e.what());
-    return 1;
-  }
-}
+// Returns true if stdout is a terminal that can rewrite a line.
+bool can_rewrite_lines();
+
+// Returns a Python that can import the modules, such as "numpy, onnxruntime", as a word for the shell:
+// $PYTHON, or if it is not set .venv/bin/python beside the sources, else python3. Returns "" if none can.
+std::string python_with(const std::string& modules);
 
 }  // namespace yolox

@@ -11,23 +11,52 @@
 #include <fstream>
 #include <mutex>
 #include <stop_token>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
 
-#include "base/text.hpp"
-
 namespace yolox {
 
+// Calls f(folder, is_v2) for the folder of each control group that limits this process: its own groups and
+// their parents, of version 2, and of version 1 for a controller, such as "memory". In a container, the root
+// of the mounted folder is its own group, whatever the kernel says. proc, cgroup: for tests.
+template <class F>
+void for_each_control_group(const std::string& controller, const F& f, const std::string& proc = "/proc",
+                            const std::string& cgroup = "/sys/fs/cgroup") {
+  const auto visit = [&](std::string path, bool v2) {
+    for (;; path.erase(path.rfind('/'))) {
+      f(cgroup + (v2 ? "" : "/" + controller) + path, v2);
+      if (path.find('/') == std::string::npos) break;
+    }
+  };
+  visit("/", true);
+  visit("/", false);
+  std::ifstream groups(proc + "/self/cgroup");  // lines NUMBER:CONTROLLERS:PATH; 0::PATH is of version 2
+  for (std::string line; std::getline(groups, line);) {
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    if (line.starts_with("0::")) visit(line.substr(second + 1), true);
+    if (controllers.find("," + controller + ",") != std::string::npos) visit(line.substr(second + 1), false);
+  }
+}
+
 // Returns the number of CPU cores that this process may use: those of its affinity mask, and no more than the
-// CPU quota of its container (cgroup v2).
-inline int usable_cores() {
+// CPU quotas of its control groups. proc, cgroup: for tests.
+inline int usable_cores(const std::string& proc = "/proc", const std::string& cgroup = "/sys/fs/cgroup") {
   cpu_set_t set;
   const int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-  double quota = 0, period = 0;
-  std::ifstream limit("/sys/fs/cgroup/cpu.max");  // "400000 100000", or "max 100000"
-  if (!(limit >> quota >> period) || period <= 0) return cores;
-  return std::clamp(int(std::ceil(quota / period)), 1, cores);
+  double usable = cores;
+  const auto respect = [&](const std::string& folder, bool v2) {
+    double quota = 0, period = 0;
+    std::ifstream max(folder + (v2 ? "/cpu.max" : "/cpu.cfs_quota_us"));  // "400000 100000", "max 100000"
+    std::ifstream v1(folder + "/cpu.cfs_period_us");
+    if (max >> quota && (v2 ? max : v1) >> period && quota > 0 && period > 0)  // version 1: -1 is no quota
+      usable = std::min(usable, std::ceil(quota / period));
+  };
+  for_each_control_group("cpu", respect, proc, cgroup);
+  return std::max(1, int(usable));
 }
 
 // Returns the number of threads for a data loader. workers: value of --workers; 0 means auto:
@@ -64,14 +93,15 @@ void parallel_for(int64_t n, const F& f, unsigned max_threads = 0) {
   if (error) std::rethrow_exception(error);
 }
 
-// Starts n threads that call work(stop) with their std::stop_token. Throws if a thread cannot be created.
+// Starts n threads that call work(stop) with their std::stop_token. Throws std::system_error if a thread
+// cannot be created.
 template <class Work>
 void start_workers(std::vector<std::jthread>& workers, int n, const Work& work) {
   try {
     for (int i = 0; i < n; ++i) workers.emplace_back(work);
-  } catch (const std::system_error& e) {
+  } catch (const std::system_error&) {
     for (std::jthread& w : workers) w.request_stop();  // all, before the first is joined
-    fail("cannot start ", n, " threads (", e.what(), "); give fewer --workers");
+    throw;
   }
 }
 

@@ -5,20 +5,28 @@
 #include <torch/csrc/jit/ir/constants.h>
 
 #include <cmath>
-#include <fstream>
 #include <limits>
 #include <map>
+#include <sstream>
 #include <tuple>
 #include <variant>
 
 #include "base/text.hpp"
+#include "onnx.pb.h"
 
 namespace yolox {
 
 namespace {
 
+// Focus after merge_focus().
+struct StridedStem : FocusImpl {
+  explicit StridedStem(const FocusImpl& focus) : FocusImpl(focus) {}
+  Tensor forward(Tensor x) override { return conv(x); }
+};
+
 namespace jit = torch::jit;
 
+using Ints = std::vector<int64_t>;
 using Value = std::string;  // name of a value in the graph
 using Attribute = std::pair<std::string, std::variant<int64_t, double, Ints, std::string>>;  // name, value
 
@@ -174,7 +182,6 @@ class TraceWriter {
 
   void write(const jit::Node& node);
   void write_convolution(const jit::Node& node);
-  Value max_pool(const jit::Node& node, const Value& x);
   inline static const std::string kRemedy =
       "Add the operator in lib/checkpoint/onnx.cpp, or export to TorchScript (--out model.ts)";
 };
@@ -207,17 +214,6 @@ void TraceWriter::write_convolution(const jit::Node& node) {
                        {"group", integer(node, 8)}});
 }
 
-Value TraceWriter::max_pool(const jit::Node& node, const Value& x) {
-  const Ints kernel = pair(node, 1), pads = pair(node, 3);
-  Ints strides = pair(node, 2);
-  if (strides.empty()) strides = kernel;
-  return g.add("MaxPool", {x},
-               {{"kernel_shape", kernel},
-                {"strides", strides},
-                {"pads", Ints{pads[0], pads[1], pads[0], pads[1]}},
-                {"ceil_mode", int64_t(constant_of(node, 5).toBool())}});
-}
-
 void TraceWriter::write(const jit::Node& node) {
   std::string op = node.kind().toQualString();
   if (op.back() == '_') op.pop_back();  // in-place operators
@@ -242,7 +238,12 @@ void TraceWriter::write(const jit::Node& node) {
                                     tensor(node.input(4))};
     to = g.add("BatchNormalization", inputs, {{"epsilon", constant_of(node, 7).toDouble()}});
   } else if (op == "aten::max_pool2d" && pair(node, 4) == Ints{1, 1}) {
-    to = max_pool(node, x);
+    const Ints kernel = pair(node, 1), strides = pair(node, 2), pads = pair(node, 3);
+    to = g.add("MaxPool", {x},
+               {{"kernel_shape", kernel},
+                {"strides", strides.empty() ? kernel : strides},
+                {"pads", Ints{pads[0], pads[1], pads[0], pads[1]}},
+                {"ceil_mode", int64_t(constant_of(node, 5).toBool())}});
   } else if (op == "aten::upsample_nearest2d") {
     const Ints from = shape_of(input), size = shape_of(out);
     const float up = float(size[2]) / float(from[2]), across = float(size[3]) / float(from[3]);
@@ -404,9 +405,11 @@ void add_nms(GraphBuilder& g, const Value& decoded, int64_t classes) {
   sorted(sorted(found, 5, 1, ""), 0, 0, "detections");
 }
 
-// Declares a float32 input or output of the graph. dims: sizes, and the names of dimensions of any size.
-void declare(onnx::ValueInfo& value, const std::string& name,
-             const std::vector<std::variant<int64_t, const char*>>& dims) {
+// Sizes, and the names of dimensions of any size.
+using Dims = std::vector<std::variant<int64_t, const char*>>;
+
+// Declares a float32 input or output of the graph.
+void declare(onnx::ValueInfo& value, const std::string& name, const Dims& dims) {
   value.set_name(name);
   auto& type = *value.mutable_type()->mutable_tensor_type();
   type.set_elem_type(onnx::Tensor::FLOAT);
@@ -421,8 +424,23 @@ void declare(onnx::ValueInfo& value, const std::string& name,
 
 }  // namespace
 
-onnx::Model to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata& metadata) {
+void merge_focus(YOLOX& model) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& module : model->modules()) {
+    auto* backbone = module->as<CSPDarknetImpl>();
+    if (!backbone || std::dynamic_pointer_cast<StridedStem>(backbone->stem)) continue;
+    // [out, column in the patch, row in the patch, colour, row, column] of 3x3 cells
+    nn::Conv2d& conv = backbone->stem->conv->conv;
+    const Tensor cells = conv->weight.reshape({-1, 2, 2, 3, 3, 3});
+    conv->weight.set_data(cells.permute({0, 3, 4, 2, 5, 1}).reshape({-1, 3, 6, 6}));
+    conv->options.stride(2).padding(2);
+    backbone->stem = std::make_shared<StridedStem>(*backbone->stem);
+  }
+}
+
+std::string to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata& metadata) {
   check(settings.decode || !settings.nms, "NMS needs decoded boxes");
+  merge_focus(model);
   GraphBuilder g{settings};
   g.file.set_ir_version(8);  // the IR version of ONNX 1.12, which introduced opset 17
   g.file.set_producer_name("yolox_cpp");
@@ -441,23 +459,117 @@ onnx::Model to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata
   if (s.nms) add_nms(g, rows, model->num_classes);
   const int64_t columns = 5 + model->num_classes,
                 anchors = make_anchors(s.height, s.width, torch::kFloat, raw.strides).stride.size(0);
-  if (s.dynamic)
-    declare(*graph.add_input(), "images", {"batch", 3, "height", "width"});
-  else
-    declare(*graph.add_input(), "images", {1, 3, s.height, s.width});
+  declare(*graph.add_input(), "images",
+          s.dynamic ? Dims{"batch", 3, "height", "width"} : Dims{1, 3, s.height, s.width});
   if (s.nms)
     declare(*graph.add_output(), "detections", {"detections", 7});
-  else if (s.dynamic)
-    declare(*graph.add_output(), "output", {"batch", "anchors", columns});
   else
-    declare(*graph.add_output(), "output", {1, anchors, columns});
-  return std::move(g.file);
+    declare(*graph.add_output(), "output",
+            s.dynamic ? Dims{"batch", "anchors", columns} : Dims{1, anchors, columns});
+  std::string file;
+  check(g.file.SerializeToString(&file), "the ONNX file would exceed 2 GB");
+  return file;
 }
 
-void save_onnx(const onnx::Model& model, const std::string& path) {
-  std::ofstream out(path, std::ios::binary);
-  check(model.SerializeToOstream(&out) && out.flush(), "cannot write ", path,
-        "; check folder, permissions and disk space");
+// ---- TorchScript. The network is traced. Decoding and NMS are source, because they depend on the image size
+// and on the number of detections, which a trace would fix.
+
+// Returns a TorchScript expression of type float that equals `value` exactly.
+static std::string script_number(double value) { return formatted("float('%.17g')", value); }
+
+// Returns the source of forward() with NMS.
+static std::string forward_with_nms(const ExportSettings& settings) {
+  return concat(R"(
+def forward(self, images):
+  rows = self.rows(images)
+  found : List[Tensor] = []
+  for image in range(rows.size(0)):
+    best, cls = torch.max(rows[image, :, 5:], 1)
+    score = rows[image, :, 4] * best
+    keep = torch.nonzero(score >= )",
+                script_number(settings.conf), R"().squeeze(1)
+    order = keep[torch.argsort(score[keep], stable=True, dim=0, descending=True)]
+    half = rows[image, :, 2:4] / 2
+    corners = torch.cat([rows[image, :, 0:2] - half, rows[image, :, 0:2] + half], 1)
+    while order.numel() > 0:
+      first = order[0]
+      others = order[1:]
+      a = corners[first]
+      b = corners[others]
+      found.append(torch.cat([torch.full([1], float(image), device=rows.device), a,
+                              torch.stack([score[first], torch.to(cls[first], rows)])]))
+      sides = torch.clamp(torch.minimum(a[2:], b[:, 2:]) - torch.maximum(a[:2], b[:, :2]), min=0)
+      both = sides[:, 0] * sides[:, 1]
+      area_a = (a[2] - a[0]) * (a[3] - a[1])
+      area_b = (b[:, 2] - b[:, 0]) * (b[:, 3] - b[:, 1])
+      dead = (both / (area_a + area_b - both) > )",
+                script_number(settings.iou), R"() & (cls[others] == cls[first])
+      order = others[torch.logical_not(dead)]
+  if len(found) == 0:
+    return torch.zeros([0, 7], device=rows.device)
+  return torch.stack(found)
+)");
+}
+
+torch::jit::Module to_torchscript(YOLOX& model, const ExportSettings& settings) {
+  const torch::NoGradGuard no_grad;
+  merge_focus(model);
+  for (auto& p : model->parameters()) p.set_requires_grad(false);  // the trace stores them as constants
+  model->to(torch::kFloat);
+  // raw output [B, A, 5 + C]: boxes, objectness logit, class logits
+  std::vector<int> strides;
+  const auto network = [&](const Tensor& images) {
+    const Predictions p = model(images);
+    strides = p.strides;
+    return torch::cat({p.reg, p.obj.unsqueeze(-1), p.cls}, -1);
+  };
+  torch::jit::Module module("YOLOX");
+  const auto [state, outputs] = torch::jit::tracer::trace(
+      {torch::zeros({2, 3, 64, 64})},
+      [&](torch::jit::Stack inputs) { return torch::jit::Stack{network(inputs[0].toTensor())}; },
+      [](const torch::autograd::Variable&) { return ""; }, /*strict=*/true, /*force_outplace=*/false, &module,
+      {"images"});
+  module.type()->addMethod(module._ivalue()->compilation_unit()->create_function(
+      c10::QualifiedName(*module.type()->name(), "network"), state->graph));
+
+  if (settings.decode)
+    module.define(concat(R"(
+def rows(self, images):
+  raw = self.network(images)
+  cells : List[Tensor] = []
+  strides : List[Tensor] = []
+  for s in )",
+                         c10::ArrayRef<int>(strides), R"(:
+    rows = images.size(2) // s
+    columns = images.size(3) // s
+    x = torch.arange(columns, device=raw.device).expand([rows, columns])
+    y = torch.arange(rows, device=raw.device).unsqueeze(1).expand([rows, columns])
+    cells.append(torch.stack([x, y], 2).view([-1, 2]))
+    strides.append(torch.full([rows * columns, 1], float(s), device=raw.device))
+  stride = torch.cat(strides)
+  centre = (raw[:, :, 0:2] + torch.cat(cells)) * stride
+  return torch.cat([centre, torch.exp(raw[:, :, 2:4]) * stride, torch.sigmoid(raw[:, :, 4:])], 2)
+)"));
+  else
+    module.define(R"(
+def rows(self, images):
+  raw = self.network(images)
+  return torch.cat([raw[:, :, 0:4], torch.sigmoid(raw[:, :, 4:])], 2)
+)");
+  if (!settings.nms) {
+    module.define("def forward(self, images):\n  return self.rows(images)\n");
+    return module;
+  }
+  module.define(forward_with_nms(settings));
+  return module;
+}
+
+std::string torchscript_file(const torch::jit::Module& module, const Metadata& metadata) {
+  torch::jit::ExtraFilesMap extra;
+  for (const auto& [key, text] : metadata) extra[key] = text;
+  std::ostringstream bytes;
+  module.save(bytes, extra);
+  return bytes.str();
 }
 
 }  // namespace yolox

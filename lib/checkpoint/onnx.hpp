@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// ONNX export (opset 17): the operators that forward() of a model calls, written as ONNX nodes. ./export
-// compares the outputs of ONNX Runtime and of the model.
+// Export to ONNX (opset 17), as nodes for the operators that forward() of a model calls, and to TorchScript.
+// ./export compares the outputs of the file and of the model.
 //
 // Shapes: B is the batch size, C the number of classes, H and W are the height and width of the input in
 // pixels, A is the number of anchor points (yolox.hpp), D the number of detections.
 #pragma once
-#include <torch/torch.h>
+#include <torch/script.h>
 
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "onnx.pb.h"
 #include "yolox.hpp"
 
 namespace yolox {
@@ -29,17 +28,24 @@ struct ExportSettings {
 // Metadata of the exported file (metadata_props): keys and texts.
 using Metadata = std::vector<std::pair<std::string, std::string>>;
 
-using Ints = std::vector<int64_t>;
+// Replaces the Focus of a CSPDarknet by one 6x6 convolution of stride 2 that computes the same, because ncnn
+// has no slices with a step. The model can be evaluated and exported afterwards, not trained or saved.
+void merge_focus(YOLOX& model);
 
-// Returns the graph of a model. The input is "images". The output is "output" [B, A, 5 + C]: box, objectness
-// and class scores. A box is cx, cy, w, h in pixels, or Predictions::reg of yolox.hpp without
+// Returns the bytes of an ONNX file. The input is "images". The output is "output" [B, A, 5 + C]: box,
+// objectness and class scores. A box is cx, cy, w, h in pixels, or Predictions::reg of yolox.hpp without
 // settings.decode. With NMS, the output is "detections" [D, 7]: index of the image in the batch, x1, y1, x2,
-// y2 in pixels, score, class. Changes `model`: sets it to evaluation mode, and its parameters no longer
-// require gradients. Throws if settings.nms is set without settings.decode, or if the model uses an operator
-// that the export does not know.
-onnx::Model to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata& metadata);
+// y2 in pixels, score, class. Changes `model`: calls merge_focus(), sets it to evaluation mode, and its
+// parameters no longer require gradients. Throws if settings.nms is set without settings.decode, if the model
+// uses an operator that the export does not know, or if the file would exceed 2 GB, the limit of protobuf.
+std::string to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata& metadata);
 
-// Writes an ONNX file. Throws if the file cannot be written or would exceed 2 GB, the limit of protobuf.
-void save_onnx(const onnx::Model& model, const std::string& path);
+// Returns the model as a TorchScript module, which torch.jit.load in Python and torch::jit::load in C++ load
+// without this repository. Input of its methods: images float32 [B, 3, H, W], any B, H and W multiples of 32.
+// forward() has the output of to_onnx(), rows() the output before NMS. Changes `model` as to_onnx() does.
+torch::jit::Module to_torchscript(YOLOX& model, const ExportSettings& settings);
+
+// Returns the bytes of a TorchScript file. Each metadata entry is an extra file that has the key as its name.
+std::string torchscript_file(const torch::jit::Module& module, const Metadata& metadata);
 
 }  // namespace yolox

@@ -71,7 +71,7 @@ class ZipReader {
   explicit ZipReader(const std::string& path) {
     std::error_code error;
     const auto status = std::filesystem::status(path, error);
-    check(std::filesystem::exists(status), "no such file");
+    check(std::filesystem::exists(status), why_missing(path));
     check(!std::filesystem::is_directory(status), "is a folder; use the .pth file");
     check(std::filesystem::is_regular_file(status), "is not a regular file; use the .pth file");
     std::ifstream file(path, std::ios::binary);
@@ -92,23 +92,18 @@ class ZipReader {
     return zip_name_locate(archive_.get(), (folder_ + name).c_str(), ZIP_FL_ENC_RAW) >= 0;
   }
 
-  // Returns the directory entry of a record. Throws if there is none, or if it is longer than the file.
-  zip_stat_t find(const std::string& name) const {
+  // Returns the data of a record, uint8. Throws if the record is missing, or its checksum is wrong.
+  at::Tensor read(const std::string& name) {
     zip_stat_t record;
     if (zip_stat(archive_.get(), (folder_ + name).c_str(), ZIP_FL_ENC_RAW, &record) != 0)
       damaged("record ", name, " is missing");
     if (record.size > file_bytes_) damaged(name, " is longer than the file");
-    return record;
-  }
-
-  // Reads the data of a record and compares the checksum. Throws if the record is damaged.
-  void read(const zip_stat_t& record, char* to) {
-    const std::string name = record.name;
     const std::unique_ptr<zip_file_t, int (*)(zip_file_t*)> data(
         zip_fopen_index(archive_.get(), record.index, 0), zip_fclose);
     if (!data) damaged(name, " is not where the zip directory says");
+    at::Tensor bytes = at::empty({int64_t(record.size)}, at::kByte);
     for (uint64_t done = 0; done < record.size;) {
-      const zip_int64_t more = zip_fread(data.get(), to + done, record.size - done);
+      const zip_int64_t more = zip_fread(data.get(), bytes.data_ptr<uint8_t>() + done, record.size - done);
       if (more <= 0) damaged("cannot read ", record.size, " bytes of ", name);
       done += uint64_t(more);
     }
@@ -116,12 +111,11 @@ class ZipReader {
     // torch.serialization.set_crc32_options(False).
     char beyond;
     if (record.crc != 0 && zip_fread(data.get(), &beyond, 1) != 0) damaged(name, " has a wrong checksum");
+    return bytes;
   }
-  std::string read(const std::string& name) {
-    const zip_stat_t record = find(name);
-    std::string out(record.size, '\0');
-    read(record, out.data());
-    return out;
+  std::string read_text(const std::string& name) {
+    const at::Tensor bytes = read(name);
+    return {reinterpret_cast<const char*>(bytes.const_data_ptr<uint8_t>()), size_t(bytes.numel())};
   }
 
  private:
@@ -321,11 +315,7 @@ class Unpickler {
         std::ranges::find(kStorageTypes, type_name, [](const auto& known) { return known.first; });
     if (type == kStorageTypes.end()) return opaque(type_name);
     auto& storage = storages_[name];
-    if (!storage.defined()) {
-      const zip_stat_t record = zip_.find(name);
-      storage = at::empty({int64_t(record.size)}, at::kByte);
-      zip_.read(record, static_cast<char*>(storage.mutable_data_ptr()));
-    }
+    if (!storage.defined()) storage = zip_.read(name);
     const int64_t count = about.at(4).toInt();
     TORCH_CHECK(count >= 0 && count <= storage.numel() / int64_t(c10::elementSize(type->second)), "record ",
                 name, " is shorter than its storage");
@@ -357,7 +347,10 @@ class Pickler {
     if (value.isNone()) return put("N");
     if (value.isBool()) return put(value.toBool() ? "\x88" : "\x89");
     if (value.isInt()) return add_int(value.toInt());
-    if (value.isDouble()) return add_double(value.toDouble());
+    if (value.isDouble()) {
+      put("G");
+      return append_number(program, __builtin_bswap64(std::bit_cast<uint64_t>(value.toDouble())));
+    }
     if (value.isString()) return add_text(value.toStringRef());
     if (value.isTensor()) return add_tensor(value.toTensor());
     if (value.isTuple()) return add_all("(", value.toTupleRef().elements(), "t");
@@ -389,11 +382,6 @@ class Pickler {
       put("\x8a\x08");
       append_number(program, value);
     }
-  }
-
-  void add_double(double value) {
-    put("G");
-    append_number(program, __builtin_bswap64(std::bit_cast<uint64_t>(value)));
   }
 
   void add_text(const std::string& text) {
@@ -442,12 +430,12 @@ c10::IValue read_pth(const std::string& path) {
           "torch.save or this program wrote");
     check(zip.has("data.pkl"), "is a zip archive without data.pkl, so not a checkpoint of torch.save");
     if (zip.has("byteorder")) {
-      const std::string order = zip.read("byteorder");
+      const std::string order = zip.read_text("byteorder");
       check(order == "little", "was written on a ", order,
             "-endian machine; save the checkpoint again on a little-endian machine");
     }
     try {
-      return Unpickler(zip, zip.read("data.pkl")).run();
+      return Unpickler(zip, zip.read_text("data.pkl")).run();
     } catch (const c10::Error& error) {
       const std::string cause = error.what_without_backtrace();
       damaged("data.pkl cannot be read: ", cause.substr(0, cause.find('\n')));

@@ -440,6 +440,7 @@ static void write_coco(JsonWriter& writer, const CocoDataset& data) {
     writer.Key("info");
     writer.StartObject();
     write_field(writer, "description", data.description);
+    write_field(writer, "max_dets", int64_t{data.max_detections});
     writer.EndObject();
   }
   writer.Key("images");

@@ -35,26 +35,19 @@ namespace yolox {
 
 // ---- launcher
 
-int listen_on_loopback(int port) {
+int listen_on_loopback(int& port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
   sockaddr_in address{};
+  socklen_t size = sizeof address;
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   address.sin_port = htons(uint16_t(port));
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
   // Without SO_REUSEADDR, a port is refused for a minute after the end of the last run that used it.
   const bool listens = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
-                       bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 &&
-                       listen(fd, 1024) == 0;
+                       bind(fd, generic, size) == 0 && listen(fd, 1024) == 0 &&
+                       getsockname(fd, generic, &size) == 0;
   check(listens, "failed to listen on a port of 127.0.0.1: ", std::strerror(errno));
-  return fd;
-}
-
-int listen_on_free_port(int& port) {
-  const int fd = listen_on_loopback(0);
-  sockaddr_in address{};
-  socklen_t size = sizeof address;
-  const bool known = getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0;
-  check(known, "cannot read the port of a socket: ", std::strerror(errno));
   port = ntohs(address.sin_port);
   return fd;
 }
@@ -73,7 +66,7 @@ static Child start_rank(int ranks, int rank, int port, int listening, const std:
   if (rank > 0) child.output = memfd_create("yolox-rank", MFD_CLOEXEC);
   check(rank == 0 || child.output >= 0, "cannot create a memory file: ", std::strerror(errno));
   child.pid = fork();
-  check(child.pid >= 0, "cannot start a process: ", std::strerror(errno));
+  check(child.pid >= 0, "cannot start a process: ", std::strerror(errno), kProcessLimit);
   if (child.pid > 0) return child;
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // the rank ends when the launcher ends, for any reason
   if (getppid() != launcher) _exit(1);
@@ -128,7 +121,7 @@ static std::string last_lines(int file) {
 // printed with its last lines.
 static int run_ranks(int count, const std::vector<std::string>& words) {
   int port = 0;
-  const int listening = listen_on_free_port(port);
+  const int listening = listen_on_loopback(port);
   std::vector<Child> ranks;
   for (int i = 0; i < count; ++i) ranks.push_back(start_rank(count, i, port, listening, words));
   close(listening);
@@ -238,12 +231,6 @@ std::string slurm_entry(const std::string& list, int index) {
   return value;
 }
 
-// Returns the host without the brackets of an IPv6 address.
-static std::string without_brackets(const std::string& host) {
-  const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';
-  return bracketed ? host.substr(1, host.size() - 2) : host;
-}
-
 RankInfo rank_info_from_environment() {
   RankInfo p;
   const auto parse = [](const char* name, const std::string& text) {
@@ -257,8 +244,16 @@ RankInfo rank_info_from_environment() {
     return environment_variable(name).empty() ? otherwise : parse(name, environment_variable(name));
   };
   p.launched = !environment_variable("YOLOX_LAUNCHED").empty();
+  // Each process of mpirun would train the whole model. `srun --mpi=pmi2` sets PMI_SIZE, too.
+  const bool is_step = !environment_variable("SLURM_STEP_NUM_TASKS").empty();
+  for (const char* size : {"OMPI_COMM_WORLD_SIZE", is_step ? "OMPI_COMM_WORLD_SIZE" : "PMI_SIZE"})
+    usage_check(p.launched || number("WORLD_SIZE", 1) > 1 || number(size, 1) <= 1, "mpirun started ",
+                environment_variable(size), " of these processes (", size,
+                "), but not as ranks; start one process with --gpus or --procs ", environment_variable(size),
+                ", or on several machines torchrun or srun");
   bool one_node = false;  // known with srun only
   if (number("WORLD_SIZE", 1) > 1) {
+    p.variable = "WORLD_SIZE";
     for (const char* name : {"RANK", "LOCAL_RANK"})
       usage_check(!environment_variable(name).empty(), "WORLD_SIZE=", environment_variable("WORLD_SIZE"),
                   " means that this process is one of several ranks, but ", name,
@@ -271,6 +266,7 @@ RankInfo rank_info_from_environment() {
     p.listening = number("YOLOX_LISTENING", -1);
     p.port = number("MASTER_PORT", 29500);
   } else if (!p.launched && number("SLURM_STEP_NUM_TASKS", 1) > 1) {  // set by srun, not by sbatch
+    p.variable = "SLURM_STEP_NUM_TASKS";
     p.world = number("SLURM_STEP_NUM_TASKS", 1);
     p.rank = number("SLURM_PROCID", 0);
     p.local_rank = number("SLURM_LOCALID", 0);
@@ -281,8 +277,9 @@ RankInfo rank_info_from_environment() {
     if (!one_node) p.host = first_slurm_host(environment_variable("SLURM_STEP_NODELIST"));
     p.port = number("MASTER_PORT", 20000 + number("SLURM_JOB_ID", 0) % 20000);
   }
-  if (!environment_variable("MASTER_ADDR").empty())
-    p.host = without_brackets(environment_variable("MASTER_ADDR"));
+  const std::string address = environment_variable("MASTER_ADDR");
+  const bool is_ipv6 = address.starts_with('[') && address.ends_with(']');
+  if (!address.empty()) p.host = is_ipv6 ? address.substr(1, address.size() - 2) : address;
   // The store must not listen on all interfaces if all ranks are on one machine.
   if (p.host.empty() || p.host == "::1" || one_node) p.host = "127.0.0.1";
   usage_check(p.world == 1 || (p.port >= 1 && p.port <= 65535), "MASTER_PORT=", p.port,

@@ -28,13 +28,9 @@ struct Launch {
   bool is_new = false;  // the run begins, so that the ranks get the name of its folder as --out
 };
 
-// Opens a listening socket on a port of the loopback interface; port 0: a free one. Returns the file
-// descriptor.
-int listen_on_loopback(int port);
-
-// Opens a listening socket on a free port of the loopback interface. Returns the file descriptor and sets
-// `port`.
-int listen_on_free_port(int& port);
+// Opens a listening socket on a port of the loopback interface, and returns its file descriptor. port: 0 is
+// replaced by a free one.
+int listen_on_loopback(int& port);
 
 // Starts the ranks, waits for them and returns the exit code of the run. Forwards the signals that end a run
 // to the ranks. Rank 0 prints; of another rank that fails first, the last lines are printed. Resumes the run
@@ -60,6 +56,7 @@ struct RankInfo {
   bool agent_hosts_store = false;       // true: the agent of torchrun hosts the store; false: rank 0
   int listening = -1;     // file descriptor of the socket that the launcher opened for rank 0; -1: none
   bool launched = false;  // started by our launcher
+  std::string variable;   // the variable that says how many ranks there are; empty: none
 
   // Returns true if torchrun or SLURM started the ranks.
   bool started_by_others() const { return world > 1 && !launched; }

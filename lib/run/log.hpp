@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The log and the progress line of a run, metrics.csv, and event files for TensorBoard.
 #pragma once
-#include <unistd.h>
-
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -26,7 +24,7 @@ struct AppendFile {
 // Prints lines to stdout and to a file. path: log.txt of the run; empty: no file. quiet: to the file only.
 struct Log {
   explicit Log(const std::string& path, bool quiet = false)
-      : file{path}, quiet(quiet), tty(!quiet && isatty(1)) {}
+      : file{path}, quiet(quiet), tty(!quiet && can_rewrite_lines()) {}
 
   // Prints a line, with control characters escaped. Does nothing if the text is empty.
   void line(const std::string& text);

@@ -58,6 +58,7 @@ void write_evaluation(const std::string& folder, const std::string& heading, con
   const auto is_file = [&](size_t i) { return fs::exists(data.records[i].file); };
   CocoDataset truth = e.truth;
   truth.description = heading;
+  truth.max_detections = e.result.max_detections;
   for (CocoImage& image : truth.images) {
     const size_t i = record_of.at(image.id);
     if (is_file(i)) image.file_name = fs::absolute(data.records[i].file).string();

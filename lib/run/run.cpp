@@ -85,6 +85,7 @@ void start_run(const std::string& run, const Config& config, const SavedRun& sav
   log_plan(log, config, data, t.model, base, device, plan, ranks);
   for (const auto& text : saved.notes) log.line(text);
   log.line(font_note(data.train.classes));
+  log.line(crowded_images_note(data.val.truth, config.max_dets));
   progress.log_problems(data);
   if (t.iteration == 0 && ranks.first()) save_image(run + "/labels.jpg", draw_label_statistics(data.train));
   if (!saved) saver.save(t, "last.pth", log);  // so that the run can be resumed from the start

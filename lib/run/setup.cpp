@@ -8,10 +8,11 @@
 
 #include "base/device.hpp"
 #include "base/memory.hpp"
+#include "base/new_file.hpp"
 #include "base/printable.hpp"
 #include "base/program.hpp"
 #include "base/threads.hpp"
-#include "checkpoint/load.hpp"
+#include "checkpoint/checkpoint.hpp"
 #include "data/store.hpp"
 #include "dtr/dtr.hpp"
 #include "formats.hpp"
@@ -102,6 +103,12 @@ void lock_resumed_run(const SavedRun& saved, Ranks& ranks) {
 }
 
 Splits load_data(const Config& config, const std::string& data, const std::string& run, Ranks& ranks) {
+  std::error_code error;
+  for (const auto& [flag, path] : {std::pair("data", data), {"images", config.images}})
+    check(run.empty() || config.was_given(flag) || path.empty() || path == "shapes" ||
+              path.find(',') != std::string::npos || std::filesystem::exists(path, error),
+          "--", flag, " ", path, " of the run ", run, " ", why_missing(path),
+          "; it counts from the folder where the run was started: start there, or give --", flag, ", too");
   const std::filesystem::path beside = absolute_folder(!run.empty()         ? run
                                                        : config.out.empty() ? "runs/x"
                                                                             : config.out);
@@ -214,6 +221,7 @@ EvalSettings evaluation_settings(const Config& config, const WeightsInfo& info, 
   s.size = {int(info.height), int(info.width)};
   s.conf = config.conf;
   s.nms = config.nms;
+  s.max_detections = config.max_dets;
   s.batch = int(plan.batch_per_rank());
   s.workers = config.loader_threads;
   s.legacy = info.legacy_preproc;
