@@ -44,7 +44,6 @@
 #include "base/timeout.hpp"
 #include "base/torch_versions.hpp"
 #include "ddp/launch.hpp"
-#include "ddp/shared_memory.hpp"
 #include "layers/bn_silu.hpp"
 
 namespace yolox {

@@ -15,6 +15,7 @@
 #include "checkpoint/load.hpp"
 #include "checkpoint/onnx.hpp"
 #include "data/shapes.hpp"
+#include "data/source.hpp"
 #include "evaluate.hpp"
 
 using namespace yolox;

@@ -179,7 +179,7 @@ TEST_CASE(
   check_text(reading(dir, {"ann/one.json", "", 0, "ann"}),
              {"--images DIR/ann: DIR/ann/one.json: none of its images"});
   check_text(reading(dir, {"ann/one.json", "", 0, "nowhere"}), {"--images DIR/nowhere is no folder"});
-  for (const std::string data : {std::string("shapes"), dir.path.string(), dir / "x.lmdb"})
+  for (const std::string& data : {std::string("shapes"), dir.path.string(), dir / "x.lmdb"})
     CHECK_HAS(error_of([&] {
                 load_splits({data, {}, 0, dir / "far"});
               }),

@@ -17,6 +17,7 @@
 #include "base/printable.hpp"
 #include "base/threads.hpp"
 #include "data/shapes.hpp"
+#include "data/source.hpp"
 
 namespace yolox {
 

@@ -3,6 +3,7 @@
 // used; invalid ones are skipped, counted and listed in problems.txt.
 #pragma once
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -14,10 +15,12 @@
 
 #include "base/text.hpp"
 #include "data/coco_json.hpp"
-#include "data/source.hpp"
 #include "images/image.hpp"
 
 namespace yolox {
+
+namespace fs = std::filesystem;
+struct Source;
 
 // ---- problems
 

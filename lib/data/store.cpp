@@ -16,6 +16,7 @@
 
 #include "base/memory.hpp"
 #include "base/threads.hpp"
+#include "data/source.hpp"
 
 namespace yolox {
 

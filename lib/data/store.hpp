@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "data/dataset.hpp"
+#include "data/source.hpp"
 
 namespace yolox {
 

@@ -29,7 +29,6 @@
 #include "base/memory.hpp"
 #include "base/new_file.hpp"
 #include "base/program.hpp"
-#include "ddp/shared_memory.hpp"
 
 namespace yolox {
 
