@@ -251,7 +251,7 @@ RANK_CASE("rank: another rank ends") {
 RANK_CASE("rank: the data loader hangs") {
   const RankInfo p = rank_info_from_environment();
   Ranks ranks(p, torch::kCPU, 60);
-  start_timeout(1, concat("rank ", p.rank), ranks.alone());
+  start_timeout(1 + p.rank, concat("rank ", p.rank), ranks.alone());
   Dataset data;
   data.records.assign(2, {"", 1, 8, 8, {}});
   data.stored = [](size_t, double) {
@@ -377,7 +377,7 @@ PROGRAM_TEST(
             "error: rank 0 has been at step 7 for 1 s (--timeout): it waits for other ranks; see");
   CHECK(hang[1].code == 1);
   CHECK_HAS(hang[1].out,
-            "error: rank 1 has been at step 7 for 1 s (--timeout): it waits for the data loader\n");
+            "error: rank 1 has been at step 7 for 2 s (--timeout): it waits for the data loader\n");
   CHECK(outcomes_on_ranks(1, "rank: the data loader hangs")[0].code == 1);
 }
 TEST_CASE("ranks: an error of the rank itself is distinguished from the loss of another rank") {
