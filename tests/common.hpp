@@ -64,10 +64,10 @@ inline bool has(const std::string& text, const std::string& part) {
 }
 // Checks that the text contains the part, and prints both if not. Evaluates `text` before the check: doctest
 // holds a lock while it formats a message, so a check inside `text` would deadlock.
-#define CHECK_HAS(text, part)                                                     \
-  do {                                                                            \
-    const std::string in_text = text;                                             \
-    CHECK_MESSAGE(has(in_text, part), "in: " << in_text << "\nwanted: " << part); \
+#define CHECK_HAS(text, part)                                                                        \
+  do {                                                                                               \
+    const std::string in_text = text, in_part = part; /* clang 14 captures no structured bindings */ \
+    CHECK_MESSAGE(has(in_text, in_part), "in: " << in_text << "\nwanted: " << in_part);              \
   } while (false)
 inline size_t count_of(const std::string& text, const std::string& part) {
   size_t n = 0;

@@ -89,7 +89,8 @@ TEST_CASE(
             {object(1, 0, 0, 32, 32, 1023), object(1, 200, 200, 20, 20)},
             {{1, 1, 0, 0, 32, 32, .9}, {1, 1, 0, 0, 32, 33, .8}, {1, 1, 200, 200, 20, 20, .7}},
             {{&E::AP50, (51 + 50 * 2. / 3) / 101}, {&E::APs, 1}}}}) {
-    INFO(std::string(name));
+    const std::string row = name;
+    INFO(row);
     CocoDataset gt = dataset(2, {1, 2});
     gt.annotations = objects;
     const EvalResult r = coco_eval(gt, found);

@@ -835,7 +835,8 @@ TEST_CASE("formats: data.yaml: classes are a list, a map or a count; errors are 
   for (const std::string value : {"{a: b}", "[]", "[[a]]", "[a, {}]", "['']"})
     rows.emplace_back("names: [a]\ntrain: " + value, "data.yaml:2: train must be a folder");
   for (const auto& [yaml, wanted] : rows) {
-    INFO(yaml.substr(0, 200));
+    const std::string begin = yaml.substr(0, 200);
+    INFO(begin);
     TempDir dir;
     put(dir, {{"images/a.jpg", ""}, {"data.yaml", yaml}});
     check_text(reading(dir, {"data.yaml"}), {wanted, "DIR/data.yaml"});
@@ -850,7 +851,8 @@ TEST_CASE("formats: a YOLO folder without class names is answered with a data.ya
   put(dir, {{"y/valid/labels/", ""}});
   for (const auto& [set, classes] :
        {std::pair("x/", "classes.txt"), {"y/", "train/labels/classes.txt"}, {"z/", "labels/classes.txt"}}) {
-    INFO(set);
+    const std::string folder = set;
+    INFO(folder);
     const std::string error = reading(dir, {set}), mark = "in each line:\n",
                       one = set[0] == 'z' ? "one split" : "val ";
     CHECK_HAS(error, concat("write DIR/", set, "data.yaml with this text"));
