@@ -3,6 +3,7 @@
 #pragma once
 
 #include "data/dataset.hpp"
+#include "data/source.hpp"
 #include "fuzz.hpp"
 
 namespace yolox::fuzz {
