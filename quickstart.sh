@@ -19,7 +19,7 @@ others=$!
 
 part training
 rm -rf "$run"
-echo "== training yolox-nano on the built-in shapes (about 2 minutes on 2 cores)"
+echo "== training yolox-nano on the built-in shapes (about 4 minutes on 2 cores)"
 ./train --data shapes --model yolox-nano --size 160 --bs 8 --epochs 8 --recipe finetune --mosaic-prob 0 \
   --eval-interval 4 --out "$run"
 weights=$run/best.pth
