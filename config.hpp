@@ -14,6 +14,7 @@
 #include "base/device.hpp"
 #include "base/flags.hpp"
 #include "base/program.hpp"
+#include "coco_eval.hpp"
 #include "data.hpp"
 #include "data/batch.hpp"
 #include "data/dataset.hpp"
@@ -149,7 +150,7 @@ struct Config : Flags {
   double conf =
       flag(conf, "Output", "conf", 0.01, "P", "minimum score of a detection in evaluation", between(0, 1));
   double nms = flag(nms, "Output", "nms", 0.65, "IOU", "NMS IoU threshold in evaluation", between(1e-6, 1));
-  int max_dets = flag(max_dets, "Output", "max-dets", 100, "N",
+  int max_dets = flag(max_dets, "Output", "max-dets", coco_max_detections, "N",
                       "detections of a class per image that count in evaluation", at_least(1));
   bool dry_run = flag(dry_run, "Output", "dry-run", false, "",
                       "check the data, print data, plan and problems, and stop", marked(kOfCall));

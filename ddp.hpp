@@ -462,8 +462,7 @@ class Ranks {
     start_timeout(kNcclSeconds, name(), alone());
     made_progress(
         "the first sum of NCCL; if the GPUs cannot reach each other over PCIe (ACS, IOMMU), "
-        "NCCL_P2P_DISABLE=1 "
-        "helps, and NCCL_DEBUG=INFO says more");
+        "NCCL_P2P_DISABLE=1 helps, and NCCL_DEBUG=INFO says more");
     processes->setBackend(torch::kCUDA, Kind::NCCL, connect_nccl("all"));
     processes->setDefaultBackend(Kind::NCCL);
     // Within graphs, collectives of two communicators may wait for each other.

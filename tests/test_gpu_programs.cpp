@@ -127,7 +127,7 @@ GPU_PROGRAM_TEST("gpu: train: a trained model has the same AP on the CPU") {
   TempDir dir;
   if (kSimulated) write_scenes(dir / "data", 8);
   const std::string data = kSimulated ? "data" : "shapes", size = kSimulated ? "64" : "192";
-  // On a real GPU: the settings of quickstart.sh, except --eval-interval.
+  // On a real GPU: much as in quickstart.sh, but longer.
   succeed(dir, "train",
           concat("--data ", data, " --model yolox-nano --device cuda --no-multiscale --mosaic-prob 0 --size ",
                  size, kSimulated ? " --bs 4 --epochs 2" : " --bs 8 --epochs 10",
