@@ -7,13 +7,14 @@
 The first variant is the reference of the differences, which are paired: same data set and seed. Each run trains yolox-nano
 on one thread; --jobs runs train at once. runs.csv in --out collects the results. The same command continues after an
 interruption, and runs only what is missing. The data sets are those of ../shared/data; --set NAME=DIR,SPLIT adds others,
-whose SPLIT is evaluated. AP is that of the EMA weights, "raw" that of the weights without EMA."""
-import argparse, concurrent.futures, csv, json, os, pathlib, statistics, subprocess, sys, threading
+whose SPLIT is evaluated. --images 12,25 trains on so many images of each set, which the seed chooses; 0 is all of them. AP
+is that of the EMA weights, "raw" that of the weights without EMA."""
+import argparse, concurrent.futures, csv, itertools, json, os, pathlib, random, shutil, statistics, subprocess, sys, threading
 
 SHARED = pathlib.Path(os.environ.get("YOLOX_SHARED", "../shared")) / "data"
 SETS = {"bccd": (SHARED / "bccd/BCCD", "test"), "deeppcb": (SHARED / "deeppcb", "val"), "cards": (SHARED / "cards", "test")}
 WEIGHTS = SHARED / "weights/yolox_nano_coco_v011_rebuilt.pth"
-COLUMNS = ["set", "epochs", "seed", "variant", "flags", "AP", "AP50", "raw"]
+COLUMNS = ["set", "images", "epochs", "seed", "variant", "flags", "AP", "AP50", "raw"]
 
 
 def numbers(text):
@@ -32,6 +33,7 @@ def parse():
     p.add_argument("--set", action="append", default=[], metavar="NAME=DIR,SPLIT")
     p.add_argument("--seeds", type=numbers, default=[0])
     p.add_argument("--epochs", type=numbers, default=[15])
+    p.add_argument("--images", type=numbers, default=[0])
     p.add_argument("--bs", type=int, default=8)
     p.add_argument("--size", type=int, default=416)
     p.add_argument("--model", default="yolox-nano")
@@ -51,21 +53,44 @@ def evaluate(args, split, weights, *flags):
     return metrics["AP"], metrics["AP50"]
 
 
-def run(args, name, epochs, seed, variant, flags):
+def subset(source, to, images, seed):
+    """Makes a data set of links to one of VOC's or YOLO's layouts, with fewer training images."""
+    lists = source / "ImageSets/Main"
+    kept = lambda all: set(random.Random(seed).sample(sorted(all), images))
+    for place in source.rglob("*"):
+        if place.is_file() and not place.name.endswith(".cache"):
+            copy = to / place.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.symlink_to(place.resolve())
+    if lists.exists():
+        (to / "ImageSets/Main/train.txt").unlink()
+        (to / "ImageSets/Main/train.txt").write_text("\n".join(sorted(kept((lists / "train.txt").read_text().split()))) + "\n")
+        return
+    pictures = [f for f in (to / "train").rglob("*") if f.suffix in (".jpg", ".png")]
+    names = kept(f.stem for f in pictures)
+    for file in (to / "train").rglob("*"):
+        if file.is_symlink() and file.stem not in names:
+            file.unlink()
+
+
+def run(args, name, images, epochs, seed, variant, flags):
     """Trains and evaluates one run. Returns a row of runs.csv."""
     folder, split = SETS[name]
-    out = args.out / f"{name}-{epochs}-{variant}-{seed}"
-    subprocess.run(["rm", "-rf", str(out)], check=True)
+    out = args.out / f"{name}-{images}-{epochs}-{variant}-{seed}"
+    shutil.rmtree(out, ignore_errors=True)
+    if images:
+        subset(folder, out / "data", images, seed)
+        folder = out / "data"
     data = ["--data", str(folder), "--split", split]
     command = [f"{args.build}/train", *data, "--model", args.model, "--weights", args.weights, "--size", str(args.size), "--bs", str(args.bs),
-               "--epochs", str(epochs), "--seed", str(seed), "--eval-interval", "0", "--save-minutes", "0", "--cache", "ram", "--workers", "1",
-               "--out", str(out), *flags.split()]
+               "--epochs", str(epochs), "--seed", str(seed), "--eval-interval", "0", "--save-minutes", "0", "--cache", "ram", "--workers", "1", "--threads", "1",
+               "--out", str(out / "run"), *flags.split()]
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command)}\n{done.stderr}")
-    AP, AP50 = evaluate(args, data, out / "last.pth")
-    raw, _ = evaluate(args, data, out / "last.pth", "--no-ema")
-    return {"set": name, "epochs": epochs, "seed": seed, "variant": variant, "flags": flags, "AP": AP, "AP50": AP50, "raw": raw}
+    AP, AP50 = evaluate(args, data, out / "run/last.pth")
+    raw, _ = evaluate(args, data, out / "run/last.pth", "--no-ema")
+    return {"set": name, "images": images, "epochs": epochs, "seed": seed, "variant": variant, "flags": flags, "AP": AP, "AP50": AP50, "raw": raw}
 
 
 def spread(values):
@@ -73,22 +98,21 @@ def spread(values):
 
 
 def print_table(rows, variants, args):
-    value = {(r["set"], int(r["epochs"]), int(r["seed"]), r["variant"]): r for r in rows}
-    print("| epochs | variant | " + " | ".join(args.sets) + " | mean | difference | raw below EMA |\n" + "|---" * (len(args.sets) + 5) + "|")
-    for epochs in args.epochs:
-        for variant in variants:
-            cells, runs = [], []
-            for name in args.sets:
-                mine = [(s, value[name, epochs, s, variant]) for s in args.seeds if (name, epochs, s, variant) in value]
-                runs += [(name, s, r) for s, r in mine]
-                cells.append(spread([float(r["AP"]) for _, r in mine]) if mine else "")
-            if not runs:
-                continue
-            reference = [value.get((name, epochs, s, variants[0])) for name, s, _ in runs]
-            pairs = [float(r["AP"]) - float(other["AP"]) for (_, _, r), other in zip(runs, reference) if other]
-            good = sum(float(r["AP"]) >= float(r["raw"]) for _, _, r in runs)
-            print(f"| {epochs} | {variant} | " + " | ".join(cells) + f" | {statistics.mean(float(r['AP']) for _, _, r in runs):.4f} | "
-                  f"{spread(pairs) if pairs else ''} | {good} of {len(runs)} |")
+    value = {(r["set"], int(r["images"]), int(r["epochs"]), int(r["seed"]), r["variant"]): r for r in rows}
+    print("| images | epochs | variant | " + " | ".join(args.sets) + " | mean | difference | raw below EMA |\n" + "|---" * (len(args.sets) + 6) + "|")
+    for images, epochs, variant in itertools.product(args.images, args.epochs, variants):
+        cells, runs = [], []
+        for name in args.sets:
+            mine = [(s, value[name, images, epochs, s, variant]) for s in args.seeds if (name, images, epochs, s, variant) in value]
+            runs += [(name, s, r) for s, r in mine]
+            cells.append(spread([float(r["AP"]) for _, r in mine]) if mine else "")
+        if not runs:
+            continue
+        reference = [value.get((name, images, epochs, s, next(iter(variants)))) for name, s, _ in runs]
+        pairs = [float(r["AP"]) - float(other["AP"]) for (_, _, r), other in zip(runs, reference) if other]
+        good = sum(float(r["AP"]) >= float(r["raw"]) for _, _, r in runs)
+        print(f"| {images or 'all'} | {epochs} | {variant} | " + " | ".join(cells) +
+              f" | {statistics.mean(float(r['AP']) for _, _, r in runs):.4f} | {spread(pairs) if pairs else ''} | {good} of {len(runs)} |")
 
 
 def main():
@@ -102,10 +126,10 @@ def main():
     args.out.mkdir(parents=True, exist_ok=True)
     table, lock = args.out / "runs.csv", threading.Lock()
     rows = list(csv.DictReader(table.open())) if table.exists() else []
-    have = {(r["set"], int(r["epochs"]), int(r["seed"]), r["variant"]) for r in rows}
+    have = {(r["set"], int(r["images"]), int(r["epochs"]), int(r["seed"]), r["variant"]) for r in rows}
     # Variants are the innermost loop, so that an interrupted comparison has as many pairs as possible.
-    todo = [(name, e, seed, v, f) for e in args.epochs for seed in args.seeds for name in args.sets for v, f in variants.items()
-            if (name, e, seed, v) not in have]
+    todo = [(name, images, e, seed, v, f) for images in args.images for e in args.epochs for seed in args.seeds for name in args.sets
+            for v, f in variants.items() if (name, images, e, seed, v) not in have]
     if not table.exists():
         table.write_text(",".join(COLUMNS) + "\n")
     os.environ |= {"OMP_NUM_THREADS": "1", "YOLOX_NO_REPORT": "1"}
@@ -115,12 +139,12 @@ def main():
         with lock, table.open("a", newline="") as file:
             csv.DictWriter(file, COLUMNS).writerow(row)
         rows.append(row)
-        print(f"{row['set']} epochs {row['epochs']} seed {row['seed']} {row['variant']}: AP {row['AP']:.4f}, raw {row['raw']:.4f}", flush=True)
+        print(f"{row['set']} images {row['images']} epochs {row['epochs']} seed {row['seed']} {row['variant']}: AP {row['AP']:.4f}, raw {row['raw']:.4f}", flush=True)
 
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         for done in [pool.submit(finish, job) for job in todo]:
             done.result()
-    print_table(rows, list(variants), args)
+    print_table(rows, variants, args)
 
 
 if __name__ == "__main__":
