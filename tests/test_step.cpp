@@ -311,9 +311,6 @@ TEST_CASE("step: the loss is scaled for fp16, and the network runs under autocas
 TEST_CASE(
     "step: a trial step has the largest input size and the micro-batches of a step; errors are thrown") {
   Small s;
-  std::vector<Tensor> before;
-  for (const Tensor& t : tensors_of(s.model)) before.push_back(t.detach().clone());
-  const Tensor random = at::globalContext().defaultGenerator(torch::kCPU).get_state();
   static thread_local int64_t height, images;  // largest inputs of a convolution
   const auto began = [](const at::RecordFunction& f) -> std::unique_ptr<at::ObserverContext> {
     if (std::string(f.name()) != "aten::convolution") return nullptr;
@@ -338,6 +335,9 @@ TEST_CASE(
   CHECK(images == 2);
   CHECK(try_out({100, 100}, 1) != "");
   CHECK_THROWS_AS(s.memory(2, 1, {64, 64}, [] { throw UsageError("too small"); }), UsageError);
+  std::vector<Tensor> before;
+  for (const Tensor& t : tensors_of(s.model)) before.push_back(t.detach().clone());
+  const Tensor random = at::globalContext().defaultGenerator(torch::kCPU).get_state();
   int runs = 0;
   const auto run_out = [&] {
     ++runs;
