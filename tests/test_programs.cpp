@@ -536,7 +536,6 @@ PROGRAM_TEST(
   for (const char* part :
        {"resuming runs/a at step 2", "--deterministic true instead of the run's false", "  AP "})
     CHECK_HAS(printed, part);
-  fs::copy(dir / "runs/a/last.pth", dir / "runs/a/best.pth");
   write_scenes(dir / "other", 6, /*classes=*/2);
   fs::create_directory(dir / "elsewhere");
   const std::string from_weights = "start a new run from its weights: ./train ";
