@@ -340,6 +340,7 @@ PROGRAM_TEST("eval: --max-dets counts more than 100 detections of a class in an 
   CocoDataset truth;
   truth.images = {{1, "a.jpg", 4000, 64}};
   truth.categories = {{1, "cell"}};
+  truth.description = "cells";
   truth.max_detections = 150;
   std::vector<Detection> found;
   for (int i = 0; i < 150; ++i) {
