@@ -397,8 +397,15 @@ struct Plan {
 
 // Returns the settings of the training batches.
 inline BatchSettings batch_settings(const Config& c, const Plan& p) {
-  return {c.augment, c.aug == "default",      c.debug, c.seed, c.loader_threads, p.batch, p.ranks,
-          p.iters,   p.first_no_aug_iteration};
+  return {.augment = c.augment,
+          .augmented = c.aug == "default",
+          .check_boxes = c.debug,
+          .seed = c.seed,
+          .workers = c.loader_threads,
+          .batch = p.batch,
+          .ranks = p.ranks,
+          .iters = p.iters,
+          .mosaic_iters = p.first_no_aug_iteration};
 }
 
 // Returns the plan of a run, and fills in the settings that depend on its length. images: number of training

@@ -15,20 +15,18 @@
 #include "loss.hpp"              // yolox_loss()
 #include "run/run.hpp"           // data, model and weights, run folder, log, checkpoints, evaluations
 #include "run/step_graphs.hpp"   // StepGraphs: --graph
-#include "run/step_memory.hpp"   // MicroBatches, fitting_plan()
+#include "run/step_memory.hpp"   // MicroBatches, trial steps
 #include "run/step_metrics.hpp"  // UnreadSteps: losses on their way to the host
 
 using namespace yolox;
 
 // Computes the gradients of a batch, in `parts` micro-batches (--accum), into `param.grad()`. Returns the
 // losses, detached. Gradients and losses are those of the whole batch over all ranks. Only batch norm
-// statistics differ, because they are computed per micro-batch. ranks: null with one rank. reducer: averages
-// the gradients during backward; null: afterwards.
-static Losses forward_backward(Training& t, const Input& input, int64_t parts, bool use_l1, Ranks* ranks,
-                               GradientReducer* reducer) {
+// statistics differ, because they are computed per micro-batch.
+static Losses forward_backward(Training& t, const Input& input, int64_t parts, bool use_l1, Ranks& ranks) {
   t.optimizer.zero_grad();
   const int64_t n = input.images.size(0), height = input.images.size(2), width = input.images.size(3);
-  const double world = ranks ? ranks->info.world : 1, mean_n = ranks ? input.images_per_rank : double(n);
+  const double world = ranks.info.world, mean_n = ranks.alone() ? double(n) : input.images_per_rank;
   // Each micro-batch divides its terms by its own positives. Multiplied by them, the gradients of all
   // micro-batches and ranks can be added, and are divided by the positives of the whole batch at the end.
   // `expected_positives` keeps these factors near 1, because fp16 gradients overflow otherwise.
@@ -48,43 +46,54 @@ static Losses forward_backward(Training& t, const Input& input, int64_t parts, b
     Losses& losses = all.back();
     check_micro_batches(losses, parts);
     Tensor loss = losses.total;
-    if (ranks && !losses.term_per_image().empty())
-      loss = loss_of_rank(losses, *ranks, double(n) / mean_n);
+    if (!ranks.alone() && !losses.term_per_image().empty())
+      loss = loss_of_rank(losses, ranks, double(n) / mean_n);
     else if (double(parts) * world > 1)
       loss = losses.total * losses.weight() / expected_positives;
-    if (reducer && part == parts - 1) reducer->before_backward({loss});  // all-reduces during backward
+    const bool reduces = t.reducer && part == parts - 1;
+    if (reduces) t.reducer->before_backward({loss});  // all-reduces during backward
     RECORD_USER_SCOPE("backward");
-    const WaitsFor waits(reducer && part == parts - 1 ? "other ranks" : nullptr);
+    const WaitsFor waits(reduces ? "other ranks" : nullptr);
     t.scaler.scaled(loss).backward();
     losses.detach();
   }
   Losses losses = join(all);
-  if (ranks) all_reduce(losses, *ranks);
+  if (!ranks.alone()) all_reduce(losses, ranks);
   const std::vector<Tensor> grads = gradients(t.optimizer.groups);
-  if (ranks && !reducer) ranks->average(grads);
+  if (!t.reducer) ranks.average(grads);
   if (double(parts) * world > 1 && losses.term_per_image().empty())
     scale_gradients(grads, losses.weight().to(torch::kDouble).reciprocal() * (expected_positives * world));
-  if (ranks && !t.sync_bn) ranks->average(t.model->buffers());
+  if (!t.sync_bn) ranks.average(t.model->buffers());
   return losses;
 }
 
-// forward_backward() of a step, in more micro-batches if memory runs out.
-static Losses fit_forward_backward(Training& t, const StepInput& in, MicroBatches& micro_batches, Dtr& dtr,
-                                   Ranks& ranks, std::optional<GradientReducer>& reducer) {
-  Ranks* const others = ranks.alone() ? nullptr : &ranks;
-  for (int64_t parts = micro_batches.begin();;) {
-    try {
+// A training step, from a batch to its losses. Tests and benchmarks make the same one.
+struct TrainStep {
+  Training& t;
+  MicroBatches& micro_batches;
+  Dtr& dtr;
+  Ranks& ranks;
+  double clip;  // --clip
+  StepGuard guard = {};
+
+  // Updates weights and EMA. With --graph, this is recorded once, and then replayed.
+  Losses operator()(const StepInput& in) {
+    Losses losses = micro_batches.fit(in.size, [&](int64_t parts) {  // more parts if memory runs out
       const Input input = make_network_input(in.batch, in.size, t.legacy_preproc, t.type);
-      Dtr::Scope budget(dtr);
-      Losses losses = forward_backward(t, input, parts, in.use_l1, others, reducer ? &*reducer : nullptr);
-      budget.finish();
-      micro_batches.succeeded(parts);
-      return losses;
-    } catch (const std::exception& e) {
-      parts = micro_batches.retry(e, parts, in.size);
-    }
+      return dtr.run([&] { return forward_backward(t, input, parts, in.use_l1, ranks); });
+    });
+    const std::vector<Tensor> grads = gradients(t.optimizer.groups);
+    t.scaler.unscale(grads);
+    const Tensor norm = ranks.agreed(gradient_norm(grads));
+    clip_gradients(grads, norm, clip);
+    losses.log("grad_norm", norm);
+    const Tensor skip = guard.skip(losses.total, norm);  // 1: only the loss scale changes
+    t.optimizer.step(in.lr, skip);
+    ema_update(t.averaged, in.ema_decay, skip);
+    t.scaler.update();
+    return losses;
   }
-}
+};
 
 // Ends an epoch or the run: evaluates, and writes best.pth and last.pth.
 static void end_of_epoch(Training& t, const Plan& plan, const Splits& data, Ranks& ranks,
@@ -160,10 +169,15 @@ static StepInput step_input(const Plan& plan, int64_t step, int64_t ema_updates,
   const std::string run = open_run_folder(config, saved, ranks);
   Log log = open_log(run, config, saved, device, ranks);
   cache_images(data.train, config, base, ranks, log);
-  const TrialStep trial{
-      t, forward_backward, base, multi_scale(config, base, rank_info.world).largest(), device, dtr};
-  Plan plan = fitting_plan(config, trial, images, run, ranks, log, saved.notes);
-  Saver saver = new_saver(run, config, info, plan, images, ranks);
+  const TrialStep trial{t, forward_backward, base, multi_scale(config, base, rank_info.world).largest(), dtr};
+  choose_batch(config, trial, images, run, ranks, log, saved.notes);
+  Plan plan = plan_of(config, images, rank_info.world, base);
+  set_norm_momentum(*model, plan.norm_momentum);
+  use_cudnn_benchmark(cudnn_benchmark_pays(config, plan));
+  saved.notes.push_back(set_threads(config, trial, plan.batch_per_rank(), ranks));
+  if (dtr.on()) saved.notes.push_back(try_dtr_step(config, trial, plan.batch_per_rank(), ranks));
+  const bool writes = ranks.first() && !config.profile;
+  Saver saver{run, info, config.settings(), plan.per_epoch, images, writes, config.save_minutes};
   if (saved && !resume_run(saved, t, plan, config.resume, saver, log)) {  // the run is complete
     ranks.shutdown();
     return 0;
@@ -172,12 +186,12 @@ static StepInput step_input(const Plan& plan, int64_t step, int64_t ema_updates,
   Progress progress(run, log, device, t.iteration, rank_info.rank, dtr.on(), evaluation_due(t, plan),
                     config.profile);
   start_run(run, config, saved, data, t, plan, device, ranks, saver, progress, log);
-  Evaluator evaluator(run, data.val, evaluation_settings(config, info, plan, device, ranks), ranks);
+  Evaluator evaluator(run, data.val, config, info, plan.batch_per_rank(), device, ranks);
 
   // ---- several ranks: equal weights, all-reduce of the gradients, SyncBN
   ranks.broadcast(tensors_of(t));
-  std::optional<GradientReducer> reducer;  // unused with --graph: a graph cannot record it
-  if (!ranks.alone() && !config.graph) reducer.emplace(ranks, trainable_parameters(*model));
+  if (!ranks.alone() && !config.graph)  // a graph cannot record it
+    t.reducer = std::make_shared<GradientReducer>(ranks, trainable_parameters(*model));
   if (!ranks.alone() && config.sync_bn) use_sync_bn(*model, ranks.sync_bn_collectives());
   // Not destroyed after an error either: it would wait for a GPU that waits for dead ranks.
   StepGraphs& graphs = *new StepGraphs(config.graph, *model, device, ranks, log);
@@ -187,27 +201,14 @@ static StepInput step_input(const Plan& plan, int64_t step, int64_t ema_updates,
   Batches batches(data.train, of_batches, rank_info.rank, base, device, t.iteration);
   MicroBatches micro_batches(t, config.accum, config.bs / rank_info.world, ranks, run, graphs, log);
   UnreadSteps unread(device, ranks.alone());
-  StepGuard guard;
+  TrainStep step{t, micro_batches, dtr, ranks, config.clip};
   if (evaluation_due(t, plan)) end_of_epoch(t, plan, data, ranks, evaluator, saver, progress, log);
   Agreement agreed = agree(ranks, saver, unread);
   try {
     while (!agreed.signal && !is_complete(t, plan)) {
       const StepInput next = step_input(plan, t.iteration, t.ema_updates, batches.next());
       progress.start_step(plan, t.iteration, next.batch, batches.reset_waiting_time());
-      // With --graph, the step is recorded once, and then replayed. tests/train_step.hpp has a copy of it.
-      const Losses losses = graphs.run(next, [&](const StepInput& in) {
-        Losses losses = fit_forward_backward(t, in, micro_batches, dtr, ranks, reducer);
-        const std::vector<Tensor> grads = gradients(t.optimizer.groups);
-        t.scaler.unscale(grads);
-        const Tensor norm = ranks.agreed(gradient_norm(grads));
-        clip_gradients(grads, norm, config.clip);
-        losses.log("grad_norm", norm);
-        const Tensor skip = guard.skip(losses.total, norm);  // 1: only the loss scale changes
-        t.optimizer.step(in.lr, skip);
-        ema_update(t.averaged, in.ema_decay, skip);
-        t.scaler.update();
-        return losses;
-      });
+      const Losses losses = graphs.run(next, std::ref(step));
       unread.add(t.iteration, next.lr.value, dtr.step(), losses);
       t.count_step(next.lr.value);
       if (!plan.ends_epoch(t.iteration) && !unread.due(agreed.step_seconds)) continue;

@@ -98,14 +98,14 @@ int main(int argc, char** argv) {
     const int64_t share = c.bs / rank_info.world;
     Input input = random_input(share, c.size, c.objects, device);
     input.images_per_rank = double(share);
-    GradientReducer reducer(ranks, model->parameters());
+    const auto reducer = std::make_shared<GradientReducer>(ranks, model->parameters());
+    t.reducer = reducer;
     const EmaTensors averaged = ema_tensors(*ema, *model);
     if (!ranks.alone() && c.sync_bn) use_sync_bn(*model, ranks.sync_bn_collectives());
     std::vector<double> steps;
     for (int i = 0; i < c.steps + 2; ++i)
       steps.push_back(timed(ranks, device, [&] {
-        const bool alone = ranks.alone();
-        forward_backward(t, input, 1, /*use_l1=*/false, alone ? nullptr : &ranks, alone ? nullptr : &reducer);
+        forward_backward(t, input, 1, /*use_l1=*/false, ranks);
         const std::vector<Tensor> grads = gradients(optimizer.groups);
         clip_gradients(grads, gradient_norm(grads), 10);
         optimizer.step(1e-4);
@@ -113,7 +113,7 @@ int main(int argc, char** argv) {
       }));
     steps.erase(steps.begin(), steps.begin() + 2);
     use_sync_bn(*model, {});
-    const auto [alone, then, during] = time_backward(c, model, input, optimizer, reducer, ranks, device);
+    const auto [alone, then, during] = time_backward(c, model, input, optimizer, *reducer, ranks, device);
     double bytes = 0;
     for (const Tensor& p : model->parameters()) bytes += double(p.nbytes());
     std::cout << "{\"step\": " << median(steps) << ", \"alone\": " << alone << ", \"then\": " << then

@@ -170,6 +170,7 @@ int main(int argc, char** argv) {
     const Input input = random_input(c.bs, c.size, 20, device);
 
     // On a GPU the peak is measured in the steps with empty_cache() only.
+    Ranks alone(RankInfo(), device, 0);
     const auto step = [&](Dtr& dtr, bool measure_memory) {
       t.optimizer.zero_grad();
       const bool gpu = device.is_cuda();
@@ -179,8 +180,7 @@ int main(int argc, char** argv) {
       const auto seconds_now = [&] { return gpu ? now() : cpu_seconds(); };
       const double base = gpu ? allocated_bytes(device).now : double(allocator.live());
       const double start = seconds_now();
-      const Losses losses =
-          dtr.run([&] { return forward_backward(t, input, 1, /*use_l1=*/false, nullptr, nullptr); });
+      const Losses losses = dtr.run([&] { return forward_backward(t, input, 1, /*use_l1=*/false, alone); });
       if (gpu) torch::cuda::synchronize();
       const double seconds = seconds_now() - start;
       const double peak = !gpu             ? double(allocator.peak())

@@ -61,7 +61,7 @@ static void time_steps(const BenchConfig& c, const std::string& kind, torch::Dev
   std::vector<double> times;
   double start = now();
   for (int i = 0; i < (c.steps ? c.steps + warm_up : 1); ++i) {
-    steps.step(batch, size, /*use_l1=*/false, 1e-4);
+    steps(batch, size, /*use_l1=*/false, 1e-4);
     if (steps.unread.due(0)) steps.unread.read();
     if ((i + 1) % together != 0) continue;
     if (device.is_cuda()) torch::cuda::synchronize();

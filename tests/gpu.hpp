@@ -103,7 +103,7 @@ struct Trainer {
   // Launches the kernels of a step.
   void start(const Batch& batch, double lr, int side = 0) {
     if (side == 0) side = int(batch.images.size(1));
-    steps->step(batch, {side, side}, use_l1, lr);
+    (*steps)(batch, {side, side}, use_l1, lr);
   }
 };
 

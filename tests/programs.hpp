@@ -231,19 +231,19 @@ struct Process {
   pid_t pid;
   std::string out, err;  // paths of the files with stdout and stderr
 
-  Process(const TempDir& dir, const std::string& program, const std::string& arguments)
-      : Process(dir, {concat("$YOLOX_PROGRAMS/", program, " ", arguments)}) {}
   struct Command {
     std::string text;
   };
+  Process(const TempDir& dir, const std::string& program, const std::string& arguments)
+      : Process(dir, Command{concat("$YOLOX_PROGRAMS/", program, " ", arguments)}) {}
   // Runs a shell command. name: of the output files.
-  Process(const TempDir& dir, const Command& shell, const std::string& name = "")
+  Process(const TempDir& dir, const Command& command, const std::string& name = "")
       : out(dir / (name + "out.txt")), err(dir / (name + "err.txt")) {
-    const std::string command = concat("cd '", dir.path.string(), "' && export OMP_NUM_THREADS=1 && exec ",
-                                       shell.text, " >", out, " 2>", err, " </dev/null");
+    const std::string whole = concat("cd '", dir.path.string(), "' && export OMP_NUM_THREADS=1 && exec ",
+                                     command.text, " >", out, " 2>", err, " </dev/null");
     pid = fork();
     if (pid == 0) {
-      execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+      execl("/bin/sh", "sh", "-c", whole.c_str(), nullptr);
       _exit(127);
     }
   }
@@ -264,20 +264,20 @@ struct Process {
     siginfo_t info{};
     return waitid(P_PID, id_t(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
   }
-  // Waits until it ends; false after a minute.
-  bool ends() {
-    for (int i = 0; i < 6000 && !ended(); ++i) usleep(10000);
-    return ended();
-  }
   // Waits until the condition holds. Returns false if the program ends first, or after a minute.
   template <class Condition>
   bool until(const Condition& condition) {
     for (int i = 0; i < 6000; ++i) {
+      const bool over = ended();
       if (condition()) return true;
-      if (ended()) return condition();
+      if (over) return false;
       usleep(10000);
     }
     return false;
+  }
+  // Waits until it ends; false after a minute.
+  bool ends() {
+    return until([&] { return ended(); });
   }
 };
 

@@ -82,24 +82,19 @@ TEST_CASE("crash: a fatal signal leaves a report with its stack, and ends the pr
   }
 }
 
-TEST_CASE("crash: an uncaught exception leaves a report with its message and the stack of its throw") {
+TEST_CASE("crash: an uncaught exception leaves a report; one of the GPU ends the process with exit code 1") {
   const End end = end_of([] { open_image(12); });
   CHECK(end.code == 128 + SIGABRT);
   check_report(end.report, "cannot decode 12");
   CHECK_HAS(end.report.substr(end.report.find("\nstack: ")), "open_image");
   CHECK_HAS(end.said, "error: cannot decode 12\n");
   CHECK(count_of(end.report, "==== ended by ") == 1);
-  check_report(end_of([] { std::terminate(); }).report, "std::terminate() without an exception");
-}
-
-TEST_CASE("crash: an uncaught error of the GPU ends the process with one line and exit code 1") {
   const End gpu = end_of([] {
     throw std::runtime_error("CUDA error: unspecified launch failure\nCompile with TORCH_USE_CUDA_DSA");
   });
   CHECK(gpu.code == 1);
   CHECK(gpu.report.starts_with("==== ended by CUDA error: unspecified launch failure\n"));
-  CHECK_HAS(gpu.said, "error: CUDA error: unspecified launch failure\n");
-  CHECK_FALSE(has(gpu.said, "DSA"));
+  CHECK(gpu.said.ends_with("error: CUDA error: unspecified launch failure\n"));
 }
 
 TEST_CASE("crash: a caught exception leaves a report without stack; a later crash appends one of its step") {

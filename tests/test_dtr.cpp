@@ -82,8 +82,8 @@ struct Net {
     auto& allocator = CountingAllocator::get();
     allocator.reset_peak();
     const double before = double(live());
-    const Losses l =
-        dtr.run([&] { return forward_backward(*training, input, 1, /*use_l1=*/true, nullptr, nullptr); });
+    Ranks alone(RankInfo(), torch::kCPU, 0);
+    const Losses l = dtr.run([&] { return forward_backward(*training, input, 1, /*use_l1=*/true, alone); });
     Step s{{l.total, l["iou"], l["obj"], l["cls"], l["l1"], l["positives"]},
            double(allocator.peak()) - before};
     for (const auto& tensors : {gradients(training->optimizer.groups), model->buffers()})

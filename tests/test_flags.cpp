@@ -8,7 +8,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <csignal>
 #include <iostream>
 #include <map>
 
@@ -61,8 +60,18 @@ TEST_CASE(
   parse(undone, {"--no-mosaic", "--no-strict"});
   CHECK_FALSE(undone.mosaic);
   CHECK_FALSE(undone.strict);
-  CHECK(undone.was_given("mosaic"));
-  CHECK(undone.was_given("strict"));
+  CHECK((undone.was_given("mosaic") && undone.was_given("strict")));
+  using Words = std::vector<std::string>;
+  for (const auto& [words, value] :
+       {std::pair(Words{"--resume"}, "newest"),
+        {{"--resume", "--bs", "2"}, "newest"},
+        {{"--resume=runs/a"}, "runs/a"},
+        {{"--resume", "runs/a", "--bs", "2"}, "runs/a"},
+        {{"--resume", "runs/a", "--resume=auto"}, "auto"}}) {  // as the launcher resumes a run
+    SomeFlags resumed;
+    parse(resumed, words);
+    CHECK(resumed.resume == value);
+  }
 }
 
 TEST_CASE("flags: what is no flag or no value is refused by name, with the flag for other trainers' names") {
@@ -87,20 +96,6 @@ TEST_CASE("flags: what is no flag or no value is refused by name, with the flag 
         {{"--lr", "nan"}, "--lr must be a number, got 'nan'"},
         {{"--lr", "1e999"}, "--lr must be a number, got '1e999'"}})
     CHECK_MESSAGE(has(refusal(words), text), words[0] << ": " << refusal(words));
-}
-
-TEST_CASE("flags: the value of --resume is optional") {
-  using Words = std::vector<std::string>;
-  for (const auto& [words, value] :
-       {std::pair(Words{"--resume"}, "newest"),
-        {{"--resume", "--bs", "2"}, "newest"},
-        {{"--resume=runs/a"}, "runs/a"},
-        {{"--resume", "runs/a", "--bs", "2"}, "runs/a"},
-        {{"--resume", "runs/a", "--resume=auto"}, "auto"}}) {  // as the launcher resumes a run
-    SomeFlags s;
-    parse(s, words);
-    CHECK(s.resume == value);
-  }
 }
 
 TEST_CASE("flags: values() and set() restore all flags, numbers bit for bit") {
@@ -153,63 +148,51 @@ TEST_CASE("flags: exit codes are 0, 2 for a wrong command line, 1 for other erro
 
 TEST_CASE(
     "run: metrics.csv keeps more than six digits; a resumed run removes the rows that it repeats; a new "
-    "column "
-    "begins metrics_2.csv") {
+    "column begins metrics_2.csv; a full disk changes nothing") {
   TempDir dir;
-  const std::string path = dir / "m.csv", second = dir / "m_2.csv", head = "epoch,iteration,loss,AP\n",
-                    first = "1,2198917,2,\n", ap = "1,2198917,,0.5\n", next = "2,2198918,1.5,\n";
-  const double nan = std::nan("");
+  const std::string run = dir.path.string(), path = dir / "metrics.csv", second = dir / "metrics_2.csv",
+                    head = "epoch,iteration,loss,AP\n", first = "1,2198917,2,\n", ap = "1,2198917,,0.5\n",
+                    next = "2,2198918,1.5,\n", torn = "3,21989";
+  const int64_t all = 9999999;
   const auto row = [](double epoch, double iteration, double loss, double ap) {
     return Metrics::Row{{"epoch", epoch}, {"iteration", iteration}, {"loss", loss}, {"AP", ap}};
   };
-  Metrics(path).row(row(1, 2198917, 2, nan));
-  Metrics m(path);
+  Metrics(run, all).row(row(1, 2198917, 2, std::nan("")));
+  Metrics m(run, all);
   m.row({{"AP", 0.5}, {"iteration", 2198917}, {"epoch", 1}});
-  m.row(row(2, 2198918, 1.5, nan));
+  m.row(row(2, 2198918, 1.5, std::nan("")));
   CHECK(contents(path) == head + first + ap + next);
   CHECK(has(error_of([&] { m.row({{"epoch", 1}, {"loss", 2}, {"loss", 3}}); }), "already has a column loss"));
-  std::ofstream(path, std::ios::app) << "3,21989";  // a truncated line
+  append_text(path, torn);
+  const auto open_files = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+  };
+  const auto before = open_files();
+  on_full_disk(10, [&] {
+    append_text(dir / "log.txt", "too long for the room\n");
+    append_text(dir / "log.txt", "two\n");
+    Metrics(run, 0);
+    return replace_file(path, "much longer than the room there is");
+  });
+  CHECK(contents(path) == head + first + ap + next + torn);
+  CHECK(contents(dir / "log.txt") == "two\n");
+  CHECK(open_files() == before);
   // The evaluation after the last step that stays is repeated, too.
   for (const auto& [step, left] :
        {std::pair(2198918, first + ap + next), {2198917, first}, {0, std::string()}}) {
-    m.truncate_after(step);
+    Metrics(run, step);
     CHECK(contents(path) == head + left);
   }
   write_text(path, head + "no row\n" + "1,2\n" + first);
-  m.truncate_after(2198918);
+  Metrics(run, 2198918);
   CHECK(contents(path) == head + first);
-  Metrics(path).row({{"epoch", 1}, {"iteration", 2}, {"loss", 3}, {"new", 4}});
-  Metrics(path).row({{"epoch", 1}, {"iteration", 3}, {"new", 5}});
+  Metrics(run, all).row({{"epoch", 1}, {"iteration", 2}, {"loss", 3}, {"new", 4}});
+  Metrics(run, all).row({{"epoch", 1}, {"iteration", 3}, {"new", 5}});
   CHECK(contents(path) == head + first);
   CHECK(contents(second) == "epoch,iteration,loss,new\n1,2,3,4\n1,3,,5\n");
-  Metrics(path).truncate_after(2, /*evaluation=*/false);
+  Metrics(run, 2, /*evaluates=*/false);
   CHECK(contents(second) == "epoch,iteration,loss,new\n1,2,3,4\n");
   CHECK(contents(path) == head);
-}
-
-TEST_CASE("run: a full disk leaves metrics and settings unchanged and writes no partial lines") {
-  TempDir dir;
-  Metrics m(dir / "m.csv");
-  for (int i = 0; i < 100; ++i) m.row({{"epoch", 1}, {"iteration", double(i)}, {"loss", 0.5}});
-  const std::string before = contents(dir / "m.csv");
-  write_text(dir / "log.txt", "one\n");
-  write_text(dir / "config.json", "old");
-  const auto files_in = [](const std::string& folder) {
-    return std::distance(std::filesystem::directory_iterator(folder), {});
-  };
-  const auto open_files = files_in("/proc/self/fd"), files = files_in(dir.path.string());
-  const bool replaced = on_full_disk(10, [&] {
-    m.truncate_after(50);
-    AppendFile{dir / "log.txt"}.line("too long for the room");
-    AppendFile{dir / "log.txt"}.line("two");
-    return replace_file(dir / "config.json", "much longer than the room there is");
-  });
-  CHECK(contents(dir / "m.csv") == before);
-  CHECK_FALSE(replaced);
-  CHECK(contents(dir / "config.json") == "old");
-  CHECK(contents(dir / "log.txt") == "one\ntwo\n");
-  CHECK(files_in(dir.path.string()) == files);
-  CHECK(files_in("/proc/self/fd") == open_files);
 }
 
 TEST_CASE("files: a new file replaces the old one only on commit; temporary names contain the process id") {
@@ -229,8 +212,7 @@ TEST_CASE("files: a new file replaces the old one only on commit; temporary name
   std::fputs("er", file.stream());
   file.commit();
   CHECK(contents(dir / "a") == "newer");
-  CHECK(std::filesystem::is_symlink(dir / "link"));
-  CHECK(files() == 2);
+  CHECK((std::filesystem::is_symlink(dir / "link") && files() == 2));
   CHECK_HAS(error_of([&] { NewFile file(dir / "none/a"); }),
             "cannot write " + (dir / "none/a") + ": No such");
   CHECK(has(error_of([&] { NewFile file(dir.path.string()); }), "Is a directory"));
@@ -241,9 +223,7 @@ TEST_CASE("files: a new file replaces the old one only on commit; temporary name
   const int reader = open((dir / "pipe").c_str(), O_RDONLY | O_NONBLOCK);
   CHECK(replace_file(dir / "link_to_pipe", "text"));
   char text[8] = "";
-  CHECK(read(reader, text, sizeof text) == 4);
-  CHECK(text == std::string("text"));
-  CHECK(std::filesystem::is_fifo(dir / "link_to_pipe"));
+  CHECK((read(reader, text, sizeof text) == 4 && text == std::string("text")));
   close(reader);
 }
 

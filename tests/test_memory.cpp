@@ -13,22 +13,6 @@
 
 using namespace yolox;
 
-// Runs a step that needs at least `room` parts. Returns its number of parts. order: set to the attempts.
-static int64_t parts_of_step(RetryInParts& in_parts, int64_t room, std::string& order,
-                             const std::string& error = "out of memory") {
-  order.clear();
-  for (int64_t parts = in_parts.parts;;) {
-    order += concat(" ", parts);
-    try {
-      check(parts >= room, error);
-      in_parts.succeeded(parts);
-      return parts;
-    } catch (const std::exception& e) {
-      parts = in_parts.more_parts(e, parts);
-    }
-  }
-}
-
 TEST_CASE("memory: out-of-memory errors are recognised, others are not") {
   CHECK(is_out_of_memory(std::bad_alloc()));
   CHECK(is_out_of_memory(std::runtime_error("CUDA out of memory. Tried to allocate 20.00 MiB")));
@@ -47,27 +31,26 @@ TEST_CASE("memory: out-of-memory errors are recognised, others are not") {
 
 TEST_CASE("memory: a step out of memory is repeated in more parts; after the second time the number stays") {
   RetryInParts in_parts{2, 7};
-  int64_t room = 7;  // smallest number of parts that fits
-  std::string order;
-  const auto step = [&] { return 10 * parts_of_step(in_parts, room, order); };
-  CHECK(step() == 70);
-  CHECK(order == " 2 4 7");
-  room = 1;
-  CHECK(step() == 20);  // After the first retry, a step starts with two parts again.
-  CHECK(order == " 2");
-  room = 3;
-  CHECK(step() == 40);
-  room = 1;
-  CHECK(step() == 40);
-  CHECK(order == " 4");
-  CHECK(in_parts.retries == 2);
-  room = 8;
-  CHECK(has(error_of(step), "even with one image at a time"));
-  CHECK(has(error_of(step), "(out of memory)"));  // the original message
+  // Returns the numbers of parts that a step tries. room: smallest number of parts that fits.
+  const auto attempts = [](RetryInParts& in_parts, int64_t room, const char* error = "out of memory") {
+    std::string order;
+    const auto attempt = [&](int64_t parts) {
+      order += concat(" ", parts);
+      check(parts >= room, error);
+      return parts;
+    };
+    const auto failed = [&](const std::exception& e, int64_t now) { return in_parts.more_parts(e, now); };
+    return error_of([&] { CHECK(in_parts.run(attempt, failed) >= room); }) + order;
+  };
+  CHECK(attempts(in_parts, 7) == " 2 4 7");
+  CHECK(attempts(in_parts, 1) == " 2");  // After the first retry, a step starts with two parts again.
+  CHECK(attempts(in_parts, 3) == " 2 4");
+  CHECK(attempts(in_parts, 1) == " 4");
+  CHECK_HAS(attempts(in_parts, 8), "even with one image at a time");
+  CHECK_HAS(attempts(in_parts, 8), "(out of memory)");  // the original message
   RetryInParts single{1, 1};
-  CHECK(has(error_of([&] { parts_of_step(single, 2, order); }), "a single image"));
-  CHECK(error_of([&] { parts_of_step(in_parts, 8, order, "other"); }) == "other");
-  CHECK(order == " 4");
+  CHECK_HAS(attempts(single, 2), "a single image");
+  CHECK(attempts(in_parts, 8, "other") == "other 4");
 }
 
 TEST_CASE("memory: the largest batch that fits is found, without trying one more than twice as large") {

@@ -11,50 +11,51 @@ using namespace yolox::test;
 
 namespace {
 
+using Kind = Losses::Kind;
+
+// Returns the numbers of a step. norm: of the gradient.
+StepMetrics numbers(double total, double norm = 1) {
+  return {total,
+          {{"iou", Kind::kTerm, 1},
+           {"obj", Kind::kTerm, 1},
+           {"cls", Kind::kTerm, 1},
+           {"l1", Kind::kTerm, 7.77},
+           {"positives", Kind::kCount, 6},
+           {"objects", Kind::kCount, 2},
+           {"grad_norm", Kind::kLogged, norm}}};
+}
+
 // A run that writes its log, metrics and events to a temporary folder.
 struct TestRun {
   TempDir dir;
   Log log{dir / "log.txt"};
   std::optional<Progress> progress;
 
-  explicit TestRun(int64_t first = 0) { progress.emplace(dir.path.string(), log, torch::kCPU, first); }
-  void step(int64_t i, double total, double norm = 1, const Plan& plan = {1000, 4, 2, 8}) {
-    StepMetrics n{total, {}};
-    for (const char* term : {"iou", "obj", "cls", "l1"}) n.values.push_back({term, Losses::Kind::kTerm, 0});
-    n.values.push_back({"positives", Losses::Kind::kCount, 6});
-    n.values.push_back({"objects", Losses::Kind::kCount, 2});
-    n.values.push_back({"grad_norm", Losses::Kind::kLogged, norm});
-    quietly([&] { progress->log_steps({{i, learning_rate(plan.schedule, i), {}, n}}, plan); });
+  explicit TestRun(int64_t first = 0, bool dtr = false) { start(first, true, dtr); }
+  void start(int64_t first, bool evaluates = true, bool dtr = false) {
+    progress.emplace(dir.path.string(), log, torch::kCPU, first, 0, dtr, evaluates);
+  }
+  void step(int64_t i, const StepMetrics& n, const Plan& plan = {1000, 4, 2, 8}, const DtrStep& dtr = {}) {
+    quietly([&] { progress->log_steps({{i, 0.1, dtr, n}}, plan); });
   }
   std::vector<std::vector<double>> rows() const { return metric_rows(dir / "metrics.csv"); }
   std::string log_text() const { return contents(dir / "log.txt"); }
-  // Returns the contents of all event files.
-  std::string events() const {
-    std::string all;
-    for (const auto& entry : fs::directory_iterator(dir.path))
-      if (has(entry.path().string(), "tfevents")) all += contents(entry.path());
-    return all;
-  }
 };
-
-// Returns the bytes of the event that starts a session at this step.
-std::string session_event(int step) { return concat('\x10', char(step), "\x3a\x02\x08\x01"); }
-
-constexpr useconds_t kLongWait = 400000;
 
 }  // namespace
 
 TEST_CASE("progress: a row after the first step, every second, and at the end of each epoch and the run") {
+  const Plan five{1000, 5, 2, 8};
   TestRun test_run;
-  test_run.step(0, 8);
-  test_run.step(1, 1);
-  test_run.step(2, 3);
+  test_run.step(0, numbers(8));
+  test_run.step(1, numbers(1));
+  test_run.step(2, numbers(3));
   usleep(1050000);
-  test_run.step(3, 5, 1, {1000, 5, 2, 8});  // not the end of an epoch
-  test_run.step(4, 2, 1, {1000, 5, 2, 8});
-  test_run.step(5, 6);
-  test_run.step(6, 7, HUGE_VAL);
-  test_run.step(7, 4, 1, {1000, 100, 2, 8});
+  test_run.step(3, numbers(5), five);  // not the end of an epoch
+  test_run.step(4, numbers(2), five);
+  test_run.step(5, numbers(6));
+  test_run.step(6, numbers(7, HUGE_VAL));
+  test_run.step(7, numbers(4), {1000, 100, 2, 8});
   const auto rows = test_run.rows();
   REQUIRE(rows.size() == 4);
   const std::vector<std::array<double, 2>> want = {
@@ -62,38 +63,30 @@ TEST_CASE("progress: a row after the first step, every second, and at the end of
   for (size_t i = 0; i < want.size(); ++i) {
     CHECK(rows[i][kIteration] == want[i][0]);
     CHECK(rows[i][kLoss] == want[i][1]);
-    CHECK(rows[i][kPositives] == 3);
-    CHECK(rows[i][kSpeed] > 900);  // images
   }
   CHECK(has(test_run.log_text(), "5/5  3.80"));  // the mean of the epoch
   TestRun overflows;
-  for (int i = 0; i < 8; ++i) overflows.step(i, 1, HUGE_VAL);
+  for (int i = 0; i < 8; ++i) overflows.step(i, numbers(1, HUGE_VAL));
   CHECK(overflows.rows().empty());
 }
 
 TEST_CASE("progress: speed and waiting time are those of the steps only; the remaining time ends at 0s") {
+  constexpr useconds_t kLong = 400000;
+  const Plan plan{1000, 1, 8, 8};
   TestRun test_run;
-  const auto newest = [&](int64_t i) {
-    test_run.step(i, 1, 1, {1000, 1, 8, 8});
+  const auto newest = [&](int64_t i, double waited, bool evaluated) {
+    usleep(kLong);
+    test_run.progress->start_step(plan, i + 1, {}, waited);
+    if (evaluated) test_run.progress->restart_clock();
+    test_run.step(i, numbers(1), plan);
     return test_run.rows().back();
   };
-  const double fast = 1000 / (0.5e-6 * kLongWait);  // is lower if a wait counts
-  usleep(kLongWait);
-  test_run.progress->restart_clock();
-  CHECK(newest(0)[kSpeed] > fast);
-  CHECK(newest(1)[kWaiting] == 0);
-  usleep(kLongWait);
-  test_run.progress->start_step({1000, 1, 8, 8}, 3, {}, 1e-6 * kLongWait);
-  auto row = newest(2);
-  CHECK(row[kSpeed] < fast);
-  CHECK(row[kWaiting] > 0.5);
-  CHECK(row[kWaiting] <= 1);
-  usleep(kLongWait);
-  test_run.progress->start_step({1000, 1, 8, 8}, 4, {}, 1);
-  test_run.progress->restart_clock();  // after an evaluation
-  row = newest(7);
-  CHECK(row[kSpeed] > fast);
-  CHECK(row[kWaiting] == 0);
+  const double fast = 1000 / (0.5e-6 * kLong);  // is lower if a wait counts
+  for (const auto& [step, evaluated] : {std::pair(2, true), {3, false}, {7, true}}) {
+    const auto row = newest(step, 1e-6 * kLong, evaluated);
+    CHECK((row[kSpeed] > fast) == evaluated);
+    CHECK((evaluated ? row[kWaiting] == 0 : row[kWaiting] > 0.5 && row[kWaiting] <= 1));
+  }
   CHECK(test_run.log_text().ends_with(" 0s\n"));
 }
 
@@ -101,24 +94,74 @@ TEST_CASE(
     "progress: events have the losses, learning rates and speeds of a row, and AP; a resumed run continues") {
   for (const bool evaluates : {false, true}) {
     TestRun test_run(4);
-    test_run.step(4, 8);
+    test_run.step(4, numbers(8));
     Evaluation e;
     e.result.AP = 0.25;
+    e.result.per_class.resize(2);
+    for (auto& c : e.result.per_class) {
+      c.name = "red\x1b[31m\nnew";
+      c.ground_truths = 1;
+      c.AP = 0.5;
+    }
     quietly([&] { test_run.progress->log_evaluation(8, e, {1000, 4, 2, 8}, true); });
-    const std::string events = test_run.events();
-    CHECK(has(events, session_event(5)));
+    CHECK_HAS(test_run.log_text(), "highest red\\x1b[31m\\x0anew 0.50; lowest red\\x1b[31m");
+    std::string events;
+    for (const auto& entry : fs::directory_iterator(test_run.dir.path))
+      if (has(entry.path().string(), "tfevents")) events += contents(entry.path());
+    CHECK(has(events, std::string("\x10\x05\x3a\x02\x08\x01")));  // a session starts at step 5
     for (const char* name : {"train/loss", "train/lr", "speed/images_per_second", "val/AP", "val/AP50"})
       CHECK(has(events, name));
     CHECK(test_run.rows().back()[kEpoch] == 2);
     CHECK(test_run.rows().back()[kIteration] == 8);
-    CHECK(test_run.rows().back()[kAP] == 0.25);
     // A resumed run keeps the evaluation at its first step, unless it evaluates again.
-    test_run.progress.emplace(test_run.dir.path.string(), test_run.log, torch::kCPU, 8, 0, false, evaluates);
+    test_run.start(8, evaluates);
     CHECK(test_run.rows().size() == size_t(2 - evaluates));
-    test_run.progress.emplace(test_run.dir.path.string(), test_run.log, torch::kCPU, 6);
+    test_run.start(6);
     REQUIRE(test_run.rows().size() == 1);  // rows of steps that are repeated are removed
     CHECK(test_run.rows()[0][kIteration] == 5);
   }
+}
+
+TEST_CASE("events: a file has a version, a session start and a record per row, correct byte for byte") {
+  using namespace tensorboard;
+  const auto bytes_of = [](const std::string& hex) {
+    std::string out;
+    std::istringstream in(hex);
+    for (std::string two; in >> two;) out += char(std::stoi(two, nullptr, 16));
+    return out;
+  };
+  // The checksums are those of masked_crc32c in tensorboard/compat/tensorflow_stub.
+  CHECK(event(1.5, 0, version_field, "brain.Event:2") ==
+        bytes_of("1a 00 00 00 00 00 00 00 12 9b d8 2d 09 00 00 00 00 00 00 f8 3f 10 00 1a 0d") +
+            "brain.Event:2" + bytes_of("d3 dc 53 1e"));
+  CHECK(event(1.5, 300, session_field, session_start) ==
+        bytes_of("10 00 00 00 00 00 00 00 95 fb fe 18 09 00 00 00 00 00 00 f8 3f 10 ac 02 3a 02 08 01 "
+                 "71 3b 78 8a"));
+  const Metrics::Row row{
+      {"x", 0.5, "lr"}, {"iteration", 300}, {"AP", std::nan(""), "AP"}, {"", -1e9, "a/b"}, {"z", 7}};
+  CHECK(event(1.5, 300, summary_field, summary(row)) ==
+        bytes_of("25 00 00 00 00 00 00 00 ea bc 36 f3 09 00 00 00 00 00 00 f8 3f 10 ac 02 2a 17 "
+                 "0a 09 0a 02 6c 72 15 00 00 00 3f 0a 0a 0a 03 61 2f 62 15 28 6b 6e ce 17 9d ca 50"));
+
+  const TempDir dir;
+  Metrics metrics(dir.path.string(), 299);
+  metrics.row({{"epoch", 1}, {"iteration", 300}, {"AP", std::nan(""), "AP"}});  // no event
+  metrics.row(row);
+  std::string expected, written;
+  for (const auto& entry : fs::directory_iterator(dir.path)) {
+    // TensorBoard requires "tfevents". The rest of the name is that of SummaryWriter of torch and TensorFlow.
+    const std::string path = entry.path().string();
+    if (path.rfind(dir / "events.out.tfevents.", 0) == 0 && has(path, concat(".", getpid())))
+      written = contents(path);
+  }
+  for (const auto& [step, field, content] : {std::tuple(0, version_field, std::string("brain.Event:2")),
+                                             {300, session_field, session_start},
+                                             {300, summary_field, summary(row)}}) {
+    const size_t at = expected.size() + 13;
+    REQUIRE(written.size() > at + 8);
+    expected += event(read_number<double>(written, at), step, field, content);
+  }
+  CHECK(written == expected);
 }
 
 TEST_CASE("progress: classes without a box and problems are logged once") {
@@ -153,29 +196,8 @@ TEST_CASE("progress: classes without a box and problems are logged once") {
   CHECK(has(contents(test_run.dir / "problems_val.txt"), "a.jpg"));
 }
 
-TEST_CASE("progress: control characters of class names do not reach the log") {
-  TestRun test_run;
-  Evaluation e;
-  e.result.per_class.resize(2);
-  for (auto& c : e.result.per_class) {
-    c.name = "red\x1b[31m\nnew";
-    c.ground_truths = 1;
-    c.AP = 0.5;
-  }
-  quietly([&] { test_run.progress->log_evaluation(400, e, {1000, 4, 2, 8}, true); });
-  CHECK(has(test_run.log_text(), "highest red\\x1b[31m\\x0anew 0.50; lowest red\\x1b[31m"));
-}
-
 TEST_CASE("progress: with DTR, its peak and its share of the time are logged, the rest is in metrics.csv") {
-  TempDir dir;
-  Log log{dir / "log.txt"};
-  Progress progress(dir.path.string(), log, torch::kCPU, 0, 0, /*dtr=*/true);
-  const StepMetrics n{3,
-                      {{"iou", Losses::Kind::kTerm, 1},
-                       {"l1", Losses::Kind::kTerm, 7.77},
-                       {"positives", Losses::Kind::kCount, 6},
-                       {"objects", Losses::Kind::kCount, 2},
-                       {"grad_norm", Losses::Kind::kLogged, 1}}};
+  TestRun test_run(0, /*dtr=*/true);
   const DtrStep a{.budget = 1e9,
                   .limit = 1.2e9,
                   .peak = 2e9,
@@ -185,24 +207,69 @@ TEST_CASE("progress: with DTR, its peak and its share of the time are logged, th
                   .remat_cost = 1},
       b{.peak = 1e9, .evictions = 30, .rematerialisations = 40, .cost = 5, .remat_cost = 1};
   const Plan plan{1000, 3, 1, 3};
-  quietly([&] {
-    progress.log_steps({{0, 0.1, {}, n}}, plan);
-    progress.log_steps({{1, 0.1, a, n}, {2, 0.1, b, n}}, plan);
-  });
-  const std::string log_text = contents(dir / "log.txt");
-  for (const char* part : {" dtr ", " peak ", " 20% ", " 2.0G "})
-    CHECK_MESSAGE(has(log_text, part), log_text);
-  CHECK_FALSE(has(log_text, "7.77"));
-  CHECK(has(log_text, "warning: step 1 needed at least 1.2G of memory, more than the 1.0G of --dtr"));
-  const auto row = metric_rows(dir / "metrics.csv").back();
-  REQUIRE(row.size() == 18);
-  CHECK(std::vector<double>(row.begin() + 14, row.end()) == std::vector<double>{2e9, 20, 30, 0.2});
+  test_run.step(0, numbers(3), plan);
+  quietly([&] { test_run.progress->log_steps({{1, 0.1, a, numbers(3)}, {2, 0.1, b, numbers(3)}}, plan); });
+  for (const char* part : {" dtr ", " peak ", " 20% ", " 2.0G ",
+                           "warning: step 1 needed at least 1.2G of memory, more than the 1.0G of --dtr"})
+    CHECK_HAS(test_run.log_text(), part);
+  CHECK_FALSE(has(test_run.log_text(), "7.77"));
+  const auto row = test_run.rows().back();
+  REQUIRE(row.size() == 20);
+  CHECK(std::vector<double>(row.begin() + 16, row.end()) == std::vector<double>{2e9, 20, 30, 0.2});
 }
 
-TEST_CASE("progress: the flags of the command line are logged") {
-  TestRun test_run;
-  Config config;
-  parse(config, {"--bs", "7", "--data", "my data", "--no-multiscale"});
-  quietly([&] { log_flags(test_run.log, config); });
-  CHECK(test_run.log_text() == "flags   --data 'my data' --bs 7 --no-multiscale\n");
+TEST_CASE("remarks: means are those of the steps since the last take()") {
+  Means means;
+  const StepMetrics a{1, {{"iou", Kind::kTerm, 2}, {"positives", Kind::kCount, 4}}},
+      b{5, {{"iou", Kind::kTerm, 6}, {"positives", Kind::kCount, 8}}};
+  StepMetrics logs = b;  // a value that not all steps log
+  logs.values.push_back({"extra", Kind::kLogged, 3});
+  logs.values.push_back({"term", Kind::kTerm, 3});
+  for (const auto& [second, text] :
+       {std::pair(b, "iou 4, positives 6"), {logs, "iou 4, positives 6, extra 3, term 1.5"}}) {
+    means.add(a);
+    means.add(second);
+    CHECK(means.steps == 2);
+    const StepMetrics m = means.take();
+    CHECK(m.total == 3);
+    CHECK(to_string(m) == text);
+    CHECK(means.steps == 0);
+  }
+  CHECK(numbers(1).per_object() == 3);
+  CHECK_THROWS_WITH(a["old"], "the step has no number old");
+  for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL})
+    CHECK_FALSE((numbers(1, bad).finite() || numbers(bad).finite()));
+}
+
+TEST_CASE("remarks: waiting for data half of the time is reported once, after half a minute") {
+  bool noted = false;
+  CHECK(waiting_note(20, 29, noted) == "");
+  CHECK(waiting_note(20, 41, noted) == "");
+  CHECK(has(waiting_note(31, 60, noted), "51 % of the time; use more --workers"));
+  CHECK(waiting_note(31, 60, noted) == "");
+}
+
+TEST_CASE("remarks: a learning rate that is far from the usual one of the optimizer is reported") {
+  CHECK(has(launch_note(13, 20, 0.1), "in 13 of 20 steps the GPU has waited"));
+  CHECK(launch_note(11, 20, 0.1) == "");
+  CHECK(launch_note(20, 20, 0.5) == "");  // for the data loader
+  CHECK(learning_rate_note("sgd", 0.0025, 16, false) == "");
+  CHECK(learning_rate_note("adamw", 0.001, 16, false) == "");
+  CHECK(has(learning_rate_note("sgd", 0.1, 16, false), "usual for sgd and a batch of 16 is 0.0025"));
+  CHECK(has(learning_rate_note("sgd", 1e-6, 16, false), "usual for sgd"));
+  CHECK(learning_rate_note("sgd", 1e-6, 16, true) == "");  // fine-tuning
+}
+
+TEST_CASE("remarks: a nonfinite loss ends the run, a nonfinite gradient only the 20th time in a row") {
+  int64_t skipped = 0;
+  for (int round = 0; round < 2; ++round) {
+    for (int i = 0; i < 19; ++i) CHECK(stop_reason(numbers(1, HUGE_VAL), skipped) == "");
+    CHECK(skipped == 19);
+    CHECK(stop_reason(numbers(1), skipped) == "");
+    CHECK(skipped == 0);
+  }
+  for (int i = 0; i < 19; ++i) stop_reason(numbers(1, HUGE_VAL), skipped);
+  CHECK(has(stop_reason(numbers(1, HUGE_VAL), skipped), "20 times in a row"));
+  skipped = 0;
+  CHECK(has(stop_reason(numbers(std::nan("")), skipped), "the loss"));
 }

@@ -44,20 +44,14 @@ TEST_CASE("recipe: weights choose finetune, from scratch it is official, and fla
   CHECK(sgd.plan().schedule.lr == 0.01 / 8);
   CHECK(sgd.weight_decay == 5e-4);
   CHECK(default_lr("adamw", 16) / default_lr("adamw", 64) == doctest::Approx(0.5));
-}
-
-TEST_CASE(
-    "recipe: --freeze follows the recipe, unless it names parts or none, as \"\" of old checkpoints does") {
   YOLOX model = make_model("yolox-nano", 2);
   const size_t all = trainable_parameters(*model).size();
-  const auto frozen = [&](std::string parts, const std::string& of_recipe) {
-    freeze_parts(*model, parts, of_recipe);
-    return concat(parts, " ", all - trainable_parameters(*model).size());
-  };
-  CHECK(frozen("none", "stem") == "none 0");
-  CHECK(frozen("", "stem") == "none 0");
-  CHECK(frozen("recipe", "stem") == "stem 3");
-  CHECK(frozen("head.obj_preds", "stem") == "head.obj_preds 9");
+  for (const auto& [parts, of_recipe, frozen] :
+       {std::tuple("none", "stem", 0), {"recipe", "stem", 3}, {"head.obj_preds", "stem", 9}}) {
+    std::string text = parts;
+    freeze_parts(*model, text, of_recipe);
+    CHECK(all - trainable_parameters(*model).size() == size_t(frozen));
+  }
 }
 
 TEST_CASE("recipe: lengths are in steps and shrink with the run; official ones are those of 300 epochs") {

@@ -263,24 +263,6 @@ PROGRAM_TEST(
     CHECK(difference(dir / "a" + name, dir / "b" + name) == "");
 }
 
-PROGRAM_TEST(
-    "train: settings of a resumed run can be changed; changes that are impossible or risky are reported") {
-  const Folder dir;
-  succeed(dir, "train", kLong + "--epochs 2 --max-iters 3 --freeze backbone --deterministic");
-  check_refusal(dir, "train", "--resume r --freeze neck", 2,
-                "--freeze neck differs from the run's 'backbone'");
-  // With the missing evaluation at the end.
-  check_parts(succeed(dir, "train", "--resume r --max-iters 3 --eval-interval 1 --no-deterministic"),
-              {"--deterministic false instead of the run's true", "  AP "});
-  CHECK(run(dir, "train", "--resume r --max-iters 3 --eval-interval 1").code == 2);
-  write_scenes(dir / "data", 7);  // another number of images with the same number of steps
-  CHECK(has(succeed(dir, "train", "--resume=r --max-iters 4 --preproc legacy --size 96x128"),
-            "the data set has 7 images, but 8 in the checkpoint"));
-  const WeightsInfo info = weights_info(last_checkpoint(dir, "r"), "last.pth");
-  CHECK(info.legacy_preproc);
-  CHECK((info.height == 96 && info.width == 128));
-}
-
 PROGRAM_TEST("train: a second training cannot use the run folder of a running one") {
   const Folder dir;
   Process p(dir, "train", kLong);

@@ -28,43 +28,31 @@ struct ObservedBackbone : Backbone {
   std::function<void(const Tensor&)> after_forward;
 };
 
-// TrainSteps on one rank. The test "train.cpp: ..." compares step() with the loop of train().
+// Steps of train.cpp on one rank, without DTR.
 struct TrainSteps {
   Training& t;
-  Config config;  // of --clip
   Ranks ranks;
   StepGraphs graphs;
   MicroBatches micro_batches;
   UnreadSteps unread;
-  StepGuard guard;
-  Dtr dtr;  // off
-  std::optional<GradientReducer> reducer;
+  Dtr dtr;
+  TrainStep step;
 
-  // images: the largest number of micro-batches.
-  TrainSteps(Training& t, torch::Device device, Log& log, bool with_graphs = false, int64_t images = 1 << 20)
+  // images: the largest number of micro-batches. clip: of --clip.
+  TrainSteps(Training& t, torch::Device device, Log& log, bool with_graphs = false, int64_t images = 1 << 20,
+             double clip = 10)
       : t(t),
         ranks(RankInfo(), device, 60),
         graphs(with_graphs, *t.model, device, ranks, log),
         micro_batches(t, 1, images, ranks, "", graphs, log),
-        unread(device, /*alone=*/true) {}
+        unread(device, /*alone=*/true),
+        step{t, micro_batches, dtr, ranks, clip} {}
   // Launches the kernels of a step.
-  Losses step(const Batch& batch, ImageSize size, bool use_l1, double lr) {
-    const StepInput next{batch, size, use_l1, lr, ema_decay({}, t.ema_updates + 1)};
-    const Losses losses = graphs.run(next, [&](const StepInput& in) {
-      Losses losses = fit_forward_backward(t, in, micro_batches, dtr, ranks, reducer);
-      const std::vector<Tensor> grads = gradients(t.optimizer.groups);
-      t.scaler.unscale(grads);
-      const Tensor norm = ranks.agreed(gradient_norm(grads));
-      clip_gradients(grads, norm, config.clip);
-      losses.log("grad_norm", norm);
-      const Tensor skip = guard.skip(losses.total, norm);  // 1: only the loss scale changes
-      t.optimizer.step(in.lr, skip);
-      ema_update(t.averaged, in.ema_decay, skip);
-      t.scaler.update();
-      return losses;
-    });
-    unread.add(t.iteration, next.lr.value, dtr.step(), losses);
-    t.count_step(next.lr.value);
+  Losses operator()(const Batch& batch, ImageSize size, bool use_l1, double lr) {
+    const Losses losses =
+        graphs.run({batch, size, use_l1, lr, ema_decay({}, t.ema_updates + 1)}, std::ref(step));
+    unread.add(t.iteration, lr, dtr.step(), losses);
+    t.count_step(lr);
     return losses;
   }
 };

@@ -12,7 +12,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <set>
+#include <map>
 #include <sstream>
 
 #include "base/flags.hpp"
@@ -22,20 +22,12 @@
 
 namespace yolox {
 
-void AppendFile::append(const std::string& text) const {
-  if (path.empty()) return;
+void append_text(const std::string& path, const std::string& text) {
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   if (fd < 0) return;
   const off_t end = lseek(fd, 0, SEEK_END);
-  for (size_t done = 0; done < text.size();) {
-    const ssize_t n = write(fd, text.data() + done, text.size() - done);
-    if (n <= 0 && errno == EINTR) continue;
-    if (n <= 0) {
-      if (ftruncate(fd, end) < 0) errno = 0;  // a pipe cannot be truncated
-      break;
-    }
-    done += size_t(n);
-  }
+  const bool whole = write(fd, text.data(), text.size()) == ssize_t(text.size());
+  if (!whole && ftruncate(fd, end) != 0) errno = 0;  // a pipe cannot be truncated
   close(fd);
 }
 
@@ -45,7 +37,7 @@ void Log::line(const std::string& text) {
   if (tty && in_place) std::cout << "\r\033[K";
   in_place = false;
   if (!quiet) std::cout << safe << std::endl;
-  file.line(safe);
+  append_text(path, safe + "\n");
 }
 
 void Log::progress(const std::string& text, bool keep) {
@@ -60,83 +52,80 @@ void Log::progress(const std::string& text, bool keep) {
   }
 }
 
-// Returns the path of a file of Metrics: metrics.csv, metrics_2.csv, ...
-static AppendFile metrics_file(const std::string& first, size_t number) {
-  if (number == 1) return {first};
-  return {concat(first.substr(0, first.rfind('.')), "_", number, ".csv")};
+static double time_now() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-Metrics::Metrics(const std::string& path) : files{{path}} {
-  while (std::filesystem::exists(metrics_file(path, files.size() + 1).path))
-    files.push_back(metrics_file(path, files.size() + 1));
-  std::ifstream newest(files.back().path);
-  std::string head;
-  std::getline(newest, head);
-  columns = split_list(head);
+// Returns the path of the event file of a session. TensorBoard reads files in the order of their names.
+static std::string event_file(const std::string& folder) {
+  char host[256] = "";
+  gethostname(host, sizeof host - 1);
+  return concat(folder, "/events.out.tfevents.", int64_t(time_now()), ".", host, ".", getpid());
 }
 
-void Metrics::truncate_after(int64_t step, bool evaluation) const {
-  for (const AppendFile& file : files) {
-    std::ifstream old(file.path);
+std::string Metrics::csv(size_t number) const {
+  return concat(folder, "/metrics", number > 1 ? concat("_", number) : "", ".csv");
+}
+
+Metrics::Metrics(const std::string& folder, int64_t first, bool evaluates)
+    : folder(folder), events(event_file(folder)) {
+  for (;; ++number) {
+    std::ifstream old(csv(number));
     std::string text, line;
-    for (bool head = true; std::getline(old, line) && !old.eof(); head = false) {  // leaves out a torn line
+    while (std::getline(old, line) && !old.eof()) {  // leaves out a torn line
       const size_t second = line.find(',') + 1, third = line.find(',', second) + 1;
-      const int64_t count = std::atoll(line.c_str() + second);
-      const bool before = count < step || (count == step && (!evaluation || line[third] != ','));
-      if (head || (second > 0 && third > 0 && before)) text += line + "\n";
+      const int64_t step = std::atoll(line.c_str() + second);
+      const bool before = step < first || (step == first && (!evaluates || line[third] != ','));
+      if (text.empty()) columns = split_list(line);
+      if (text.empty() || (second > 0 && third > 0 && before)) text += line + "\n";
     }
-    if (!text.empty()) replace_file(file.path, text);
+    if (!text.empty()) replace_file(csv(number), text);
+    if (!std::filesystem::exists(csv(number + 1))) break;
   }
+  // The session event is needed at step 0, too: TensorBoard discards nothing for the first one of a run
+  // (plugin_event_accumulator.py).
+  using namespace tensorboard;
+  append_text(events, event(time_now(), 0, version_field, "brain.Event:2") +
+                          event(time_now(), first + 1, session_field, session_start));
 }
 
 void Metrics::row(const Row& cells) {
-  std::set<std::string> names;
-  for (const auto& cell : cells)
-    check(names.insert(cell.first).second, files.back().path, " already has a column ", cell.first,
-          "; give the value in the loss another name");
+  std::map<std::string, double> values;
+  for (const Cell& cell : cells)
+    check(cell.column.empty() || values.emplace(cell.column, cell.value).second, csv(number),
+          " already has a column ", cell.column, "; give the value in the loss another name");
   std::ostringstream text;
   text.precision(9);
-  for (const auto& column : columns) names.erase(column);
-  if (!names.empty()) {
-    if (!columns.empty()) files.push_back(metrics_file(files[0].path, files.size() + 1));
+  if (std::ranges::any_of(values, [&](const auto& v) { return !std::ranges::count(columns, v.first); })) {
+    if (!columns.empty()) ++number;
     columns.clear();
-    for (const auto& cell : cells) {
-      text << (columns.empty() ? "" : ",") << cell.first;
-      columns.push_back(cell.first);
-    }
+    for (const Cell& cell : cells)
+      if (!cell.column.empty()) columns.push_back(cell.column);
+    for (size_t c = 0; c < columns.size(); ++c) text << (c ? "," : "") << columns[c];
     text << "\n";
   }
   for (size_t c = 0; c < columns.size(); ++c) {
     if (c) text << ",";
-    const auto named = [&](const auto& cell) { return cell.first == columns[c]; };
-    const auto cell = std::find_if(cells.begin(), cells.end(), named);
-    if (cell != cells.end() && !std::isnan(cell->second)) text << cell->second;
+    const auto value = values.find(columns[c]);
+    if (value != values.end() && !std::isnan(value->second)) text << value->second;
   }
-  files.back().line(text.str());
+  append_text(csv(number), text.str() + "\n");
+  const std::string summary = tensorboard::summary(cells);
+  if (!summary.empty())
+    append_text(events, tensorboard::event(time_now(), int64_t(cells.at(1).value), tensorboard::summary_field,
+                                           summary));
 }
 
-namespace tensorboard {
-
-uint32_t crc32c(std::string_view bytes) {
+// Returns the masked CRC-32C (RFC 3720, appendix B.4), computed bit by bit, because an event has only some
+// hundred bytes.
+static uint32_t masked_crc(std::string_view bytes) {
   uint32_t crc = ~0u;
   for (const unsigned char byte : bytes) {
     crc ^= byte;
     for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0x82F63B78u : 0);
   }
-  return ~crc;
-}
-
-std::string record(std::string_view data) {
-  std::string out;
-  const auto checksum = [&](std::string_view of) {
-    const uint32_t crc = crc32c(of);
-    append_number(out, (crc >> 15 | crc << 17) + 0xA282EAD8u);
-  };
-  append_number(out, uint64_t(data.size()));
-  checksum(out);
-  out += data;
-  checksum(data);
-  return out;
+  crc = ~crc;
+  return (crc >> 15 | crc << 17) + 0xA282EAD8u;
 }
 
 // Appends a protobuf varint.
@@ -152,51 +141,31 @@ static void field(std::string& out, int number, std::string_view content) {
   out += content;
 }
 
-std::string event(double time, int64_t step, int number, std::string_view content) {
-  std::string out = "\x09";
-  append_number(out, time);
-  out += '\x10';
-  varint(out, uint64_t(step));
-  field(out, number, content);
-  return record(out);
+std::string tensorboard::event(double time, int64_t step, int number, std::string_view content) {
+  std::string data = "\x09";
+  append_number(data, time);
+  data += '\x10';
+  varint(data, uint64_t(step));
+  field(data, number, content);
+  std::string record;
+  append_number(record, uint64_t(data.size()));
+  append_number(record, masked_crc(record));
+  record += data;
+  append_number(record, masked_crc(data));
+  return record;
 }
 
-std::string summary(const std::vector<std::pair<std::string, double>>& values) {
+std::string tensorboard::summary(const Metrics::Row& cells) {
   std::string out;
-  for (const auto& [name, value] : values) {
-    if (std::isnan(value)) continue;
+  for (const auto& [column, value, tag] : cells) {
+    if (tag.empty() || std::isnan(value)) continue;
     std::string one;
-    field(one, 1, name);
+    field(one, 1, tag);
     one += '\x15';
     append_number(one, float(value));
     field(out, 1, one);
   }
   return out;
-}
-
-}  // namespace tensorboard
-
-static double time_now() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
-// Returns the path of the event file of a session. TensorBoard reads files in the order of their names.
-static std::string event_file(const std::string& folder) {
-  char host[256] = "";
-  gethostname(host, sizeof host - 1);
-  return concat(folder, "/events.out.tfevents.", int64_t(time_now()), ".", host, ".", getpid());
-}
-
-Events::Events(const std::string& folder, int64_t first_step) : file{event_file(folder)} {
-  using namespace tensorboard;
-  file.append(event(time_now(), 0, version_field, "brain.Event:2") +
-              event(time_now(), first_step, session_field, session_start));
-}
-
-void Events::scalars(int64_t step, const std::vector<std::pair<std::string, double>>& values) const {
-  const std::string summary = tensorboard::summary(values);
-  if (!summary.empty())
-    file.append(tensorboard::event(time_now(), step, tensorboard::summary_field, summary));
 }
 
 }  // namespace yolox

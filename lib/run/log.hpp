@@ -11,20 +11,14 @@
 
 namespace yolox {
 
-// A file that is appended to. The file is opened for each call, because the folder may be unavailable for a
-// while. On a full disk the text of a call is lost as a whole. Never throws, because a log must not end a
-// run.
-struct AppendFile {
-  std::string path;
-
-  void append(const std::string& text) const;
-  void line(const std::string& text) const { append(text + "\n"); }
-};
+// Appends text to a file. Opens the file for each call, because the folder may be unavailable for a while. On
+// a full disk the text is lost as a whole. Never throws, because a log must not end a run.
+void append_text(const std::string& path, const std::string& text);
 
 // Prints lines to stdout and to a file. path: log.txt of the run; empty: no file. quiet: to the file only.
 struct Log {
   explicit Log(const std::string& path, bool quiet = false)
-      : file{path}, quiet(quiet), tty(!quiet && can_rewrite_lines()) {}
+      : path(path), quiet(quiet), tty(!quiet && can_rewrite_lines()) {}
 
   // Prints a line, with control characters escaped. Does nothing if the text is empty.
   void line(const std::string& text);
@@ -33,42 +27,43 @@ struct Log {
   void progress(const std::string& text, bool keep);
 
  private:
-  AppendFile file;
+  std::string path;
   bool quiet, tty, in_place = false;
   double last = now();
 };
 
-// metrics.csv. Each row is a list of column names and values. The first row of a file names its columns. A
-// row with another name, such as a loss term that was added to a resumed run, begins metrics_2.csv,
-// metrics_3.csv and so on.
+// The numbers of a run: metrics.csv, and an event file for TensorBoard, one for each session. The first row
+// of metrics.csv names its columns. A row with another column, such as a loss term that was added to a
+// resumed run, begins metrics_2.csv, metrics_3.csv and so on.
 class Metrics {
  public:
-  using Row = std::vector<std::pair<std::string, double>>;
+  struct Cell {
+    std::string column;    // of metrics.csv; empty: for TensorBoard only
+    double value;          // NaN: an empty cell, and no scalar
+    std::string tag = "";  // of the scalar in TensorBoard, such as "train/loss"; empty: none
+  };
+  using Row = std::vector<Cell>;
 
-  // path: of the first file. Continues the newest file.
-  explicit Metrics(const std::string& path);
-  // Deletes the rows of steps that will be repeated. These are the rows whose second column is greater than
-  // `step`, and if `evaluation`, the evaluations of step `step`, which have an empty third column. If the
-  // disk is full, a file stays unchanged.
-  void truncate_after(int64_t step, bool evaluation = true) const;
-  // Appends a row. A NaN becomes an empty cell. Throws if two cells have the same name.
+  // folder: the run folder. Continues the newest file. Deletes the rows of steps that will be repeated. These
+  // are the rows whose second column is greater than `first`, and if `evaluates`, the evaluations of step
+  // `first`, which have an empty third column. If the disk is full, a file stays unchanged. TensorBoard
+  // discards the events of earlier sessions at step `first` + 1 or later.
+  explicit Metrics(const std::string& folder, int64_t first = 0, bool evaluates = true);
+  // Appends a row. Its second cell is the step. Throws if two cells have the same column.
   void row(const Row& cells);
 
  private:
-  std::vector<AppendFile> files;     // the last one gets the rows
-  std::vector<std::string> columns;  // of the last file
+  // Returns the path of metrics.csv, metrics_2.csv, ...
+  std::string csv(size_t number) const;
+
+  const std::string folder, events;
+  size_t number = 1;                 // of the file that gets the rows
+  std::vector<std::string> columns;  // of this file
 };
 
-// Scalars for TensorBoard: event files in the run folder, one for each session.
 // Format of records and their masked CRC: tensorflow/core/lib/io/record_writer.cc. Messages and field
 // numbers: tensorflow/core/util/event.proto and tensorflow/core/framework/summary.proto.
 namespace tensorboard {
-
-// Returns the CRC-32C (RFC 3720, appendix B.4), bit by bit, because an event has only some hundred bytes.
-uint32_t crc32c(std::string_view bytes);
-
-// Returns a record: length, checksum of the length, data, checksum of the data.
-std::string record(std::string_view data);
 
 // Field numbers of Event. An Event has time, step, and one of these fields.
 constexpr int version_field = 3, summary_field = 5, session_field = 7;
@@ -78,24 +73,9 @@ constexpr char session_start[] = "\x08\x01";
 // Returns the record of an Event. time: seconds since 1970. number: field of `content`.
 std::string event(double time, int64_t step, int number, std::string_view content);
 
-// Returns a Summary of the values that are not NaN.
-std::string summary(const std::vector<std::pair<std::string, double>>& values);
+// Returns a Summary of the cells that have a tag and a number; empty if none has.
+std::string summary(const Metrics::Row& cells);
 
 }  // namespace tensorboard
-
-// An event file. A record that cannot be written, for example on a full disk, is lost as a whole.
-struct Events {
-  // Starts a session. TensorBoard then discards the events of earlier sessions at `first_step` or later,
-  // which is the first step that this session writes. A session at step 0 writes the session event too,
-  // because TensorBoard discards nothing for the first such event of a run (plugin_event_accumulator.py).
-  Events(const std::string& folder, int64_t first_step);
-
-  // Writes scalars. Names are UTF-8, and the part before a slash is the group, as in "train/loss". NaN values
-  // are left out. Events that were written survive a kill of the process.
-  void scalars(int64_t step, const std::vector<std::pair<std::string, double>>& values) const;
-
- private:
-  const AppendFile file;
-};
 
 }  // namespace yolox

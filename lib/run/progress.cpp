@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <numeric>
 
 #include "base/device.hpp"
@@ -20,12 +19,6 @@
 #include "run/run.hpp"
 
 namespace yolox {
-
-double parameter_count(const torch::nn::Module& model) {
-  double count = 0;
-  for (const Tensor& p : model.parameters()) count += double(p.numel());
-  return count;
-}
 
 std::string waiting_note(double waited, double seconds, bool& noted) {
   if (seconds <= 30 || waited <= 0.5 * seconds || std::exchange(noted, true)) return "";
@@ -47,13 +40,6 @@ std::string learning_rate_note(const std::string& optimizer, double lr, int64_t 
 }
 
 std::string config_json(const Flags& flags, torch::Device device, int ranks) {
-  const Settings machine{{"device_name", device_name(device)},
-                         {"torch", TORCH_VERSION},
-                         {"OpenCV", CV_VERSION},
-                         {"compiler", __VERSION__},
-                         {"revision", git_revision()},
-                         {"ranks", concat(ranks)},
-                         {"threads", concat(at::get_num_threads())}};
   rapidjson::StringBuffer text;
   rapidjson::Writer<rapidjson::StringBuffer> w(text);
   const auto write = [&](const Settings& entries) {
@@ -73,7 +59,13 @@ std::string config_json(const Flags& flags, torch::Device device, int ranks) {
     write(entries);
     w.EndObject();
   }
-  write(machine);
+  write({{"device_name", device_name(device)},
+         {"torch", TORCH_VERSION},
+         {"OpenCV", CV_VERSION},
+         {"compiler", __VERSION__},
+         {"revision", git_revision()},
+         {"ranks", concat(ranks)},
+         {"threads", concat(at::get_num_threads())}});
   w.EndObject();
   return text.GetString();
 }
@@ -98,29 +90,8 @@ Progress::Progress(const std::string& run, Log& log, torch::Device device, int64
                    bool evaluates, bool profile)
     : log(log), run(run), device(device), rank(rank), first(first), dtr(dtr) {
   if (rank > 0) return;
-  metrics.emplace(run + "/metrics.csv");
-  metrics->truncate_after(first, evaluates);
-  events.emplace(run, first + 1);
-  if (profile) this->profile = std::make_unique<Profile>(device);
-}
-
-Progress::~Progress() = default;
-
-// A column of the progress line, which has 78 characters with usual values and four loss terms.
-struct Column {
-  size_t width;
-  std::string title, text;
-};
-
-// Returns the titles or the texts, aligned to the right. One that fills its column or exceeds it still has a
-// blank before it.
-static std::string line_of(const std::vector<Column>& columns, std::string Column::*part) {
-  std::string line;
-  for (const Column& c : columns) {
-    const std::string& text = c.*part;
-    line += std::string(c.width > text.size() ? c.width - text.size() : 1, ' ') + text;
-  }
-  return line;
+  metrics.emplace(run, first, evaluates);
+  if (profile) this->profile = std::make_shared<Profile>(device);
 }
 
 void Progress::start_step(const Plan& plan, int64_t step, const Batch& batch, double seconds) {
@@ -139,8 +110,19 @@ int64_t Progress::log_steps(const std::vector<StepRow>& steps, const Plan& plan)
   int64_t not_finite = 0;
   for (const StepRow& row : steps) {
     if (const std::string why = stop_reason(row.numbers, skipped); !why.empty()) throw StepFailed(why, row);
-    not_finite += !row.numbers.finite();
-    add(row, plan);
+    if (dtr) again.add(row.dtr);
+    if (row.dtr.limit > Dtr::kSlack * row.dtr.budget && row.dtr.limit > exceeded) {
+      exceeded = 1.05 * row.dtr.limit;
+      log.line(concat("warning: step ", row.step, " needed at least ", short_bytes(row.dtr.limit),
+                      " of memory, more than the ", short_bytes(row.dtr.budget), " of --dtr"));
+    }
+    if (row.step % plan.per_epoch == 0) of_epoch = {};
+    if (row.numbers.finite()) {
+      recent.add(row.numbers);
+      of_epoch.add(row.numbers);
+    } else {
+      ++not_finite;
+    }
     idle_steps += row.gpu_waited && row.step >= first + 5;  // the first steps choose algorithms
     if (++timed_steps == 25 && device.is_cuda() && !dtr)
       log.line(launch_note(idle_steps, 20, waited / (now() - last_time)));
@@ -149,17 +131,16 @@ int64_t Progress::log_steps(const std::vector<StepRow>& steps, const Plan& plan)
   return not_finite;
 }
 
-void Progress::add(const StepRow& row, const Plan& plan) {
-  if (dtr) again.add(row.dtr);
-  if (row.dtr.limit > Dtr::kSlack * row.dtr.budget && row.dtr.limit > exceeded) {
-    exceeded = 1.05 * row.dtr.limit;
-    log.line(concat("warning: step ", row.step, " needed at least ", short_bytes(row.dtr.limit),
-                    " of memory, more than the ", short_bytes(row.dtr.budget), " of --dtr"));
-  }
-  if (row.step % plan.per_epoch == 0) of_epoch = {};
-  if (!row.numbers.finite()) return;
-  recent.add(row.numbers);
-  of_epoch.add(row.numbers);
+// Returns the cells of an evaluation: of its row in metrics.csv, and without values of the rows of steps.
+static Metrics::Row evaluation_cells(const Evaluation& e) {
+  Metrics::Row cells{{"AP", e.result.AP, "val/AP"},
+                     {"AP50", e.result.AP50, "val/AP50"},
+                     {"val_loss", e.loss, "val/loss"},
+                     {"eval_seconds", e.seconds}};
+  const Score score = score_of(e);
+  if (!std::ranges::count(cells, score.name, &Metrics::Cell::column))
+    cells.push_back({score.name, score.value});
+  return cells;
 }
 
 void Progress::print(int64_t i, double lr, const Plan& plan) {
@@ -170,40 +151,57 @@ void Progress::print(int64_t i, double lr, const Plan& plan) {
   if (steps > 0) rate = rate == 0 || i < first + 20 ? speed : 0.9 * rate + 0.1 * speed;
   StepMetrics m = recent.take();
   const DtrSteps remade = std::exchange(again, {});
-  if (metrics && steps > 0) record(i + 1, epoch, m, lr, speed, share, remade);
+  if (metrics && steps > 0) {
+    Metrics::Row row{{"epoch", epoch}, {"iteration", double(i + 1)}, {"loss", m.total, "train/loss"}};
+    const auto add_values = [&](StepMetrics::Kind kind) {
+      for (const auto& v : m.values)
+        if (v.kind == kind) row.push_back({v.name, v.value, "train/" + v.name});
+    };
+    add_values(StepMetrics::Kind::kTerm);
+    row.insert(row.end(), {{"positives_per_object", m.per_object(), "train/positives_per_object"},
+                           {"lr", lr, "train/lr"},
+                           {"images_per_second", speed, "speed/images_per_second"},
+                           {"waiting_share", share, "speed/waiting_share"}});
+    add_values(StepMetrics::Kind::kLogged);
+    const double none = std::nan("");
+    for (const auto& cell : evaluation_cells({})) row.push_back({cell.column, none});
+    const auto add_dtr = [&](const std::string& name, double value) {
+      row.push_back({"dtr_" + name, dtr ? value : none, "dtr/" + name});
+    };
+    add_dtr("peak_bytes", remade.peak);
+    add_dtr("evictions", remade.evictions / remade.steps);
+    add_dtr("rematerialisations", remade.rematerialisations / remade.steps);
+    add_dtr("share", remade.share());
+    metrics->row(row);
+  }
   total_waited += waited;
   total_seconds += seconds;
   log.line(waiting_note(total_waited, total_seconds, noted_waiting));
   if (keep) m = of_epoch.take();  // the last line of an epoch shows the means over the epoch
 
-  std::vector<Column> columns{{7, "epoch", concat(epoch, "/", plan.epochs)},
-                              {10, "iter", concat(i % plan.per_epoch + 1, "/", plan.per_epoch)},
-                              {6, "total", formatted("%.2f", m.total)}};
-  auto terms = m.all(StepMetrics::Kind::kTerm);
-  if (dtr) std::erase_if(terms, [](const auto& term) { return term.first == "l1"; });  // there is no room
-  for (const auto& [name, value] : terms)
-    columns.push_back({std::max<size_t>(5, name.size() + 1), name, formatted("%.2f", value)});
-  if (dtr) columns.push_back({5, "dtr", formatted("%.0f%%", 100 * remade.share())});
-  columns.insert(columns.end(),
-                 {{4, "pos", formatted("%.1f", m.per_object())},
-                  {8, "lr", formatted("%.1e", lr)},
-                  {6, "img/s", short_rate(rate)},
-                  {5, "wait", formatted("%.0f%%", 100 * share)},
-                  {6, dtr ? "peak" : "mem", short_bytes(dtr ? remade.peak : memory_used(device))},
-                  {7, "left", short_time(double((plan.iters - i - 1) * plan.batch) / rate)}});
-  if (!std::exchange(has_heading, true)) log.line(line_of(columns, &Column::title));
-  log.progress(line_of(columns, &Column::text), keep);
+  // Aligns to the right, with a blank before each column. With usual values and four loss terms, the line has
+  // 78 characters.
+  std::string titles, line;
+  const auto add = [&](size_t width, const std::string& title, const std::string& text) {
+    titles += formatted("%*s", int(std::max(width, title.size() + 1)), title.c_str());
+    line += formatted("%*s", int(std::max(width, text.size() + 1)), text.c_str());
+  };
+  add(7, "epoch", concat(epoch, "/", plan.epochs));
+  add(10, "iter", concat(i % plan.per_epoch + 1, "/", plan.per_epoch));
+  add(6, "total", formatted("%.2f", m.total));
+  for (const auto& v : m.values)
+    if (v.kind == StepMetrics::Kind::kTerm && !(dtr && v.name == "l1"))  // with DTR, there is no room for it
+      add(std::max<size_t>(5, v.name.size() + 1), v.name, formatted("%.2f", v.value));
+  if (dtr) add(5, "dtr", formatted("%.0f%%", 100 * remade.share()));
+  add(4, "pos", formatted("%.1f", m.per_object()));
+  add(8, "lr", formatted("%.1e", lr));
+  add(6, "img/s", short_rate(rate));
+  add(5, "wait", formatted("%.0f%%", 100 * share));
+  add(6, dtr ? "peak" : "mem", short_bytes(dtr ? remade.peak : memory_used(device)));
+  add(7, "left", short_time(double((plan.iters - i - 1) * plan.batch) / rate));
+  if (!std::exchange(has_heading, true)) log.line(titles);
+  log.progress(line, keep);
   restart_clock();
-}
-
-// Returns the columns of an evaluation in metrics.csv.
-static Metrics::Row evaluation_cells(const Evaluation& e) {
-  Metrics::Row cells{
-      {"AP", e.result.AP}, {"AP50", e.result.AP50}, {"val_loss", e.loss}, {"eval_seconds", e.seconds}};
-  const Score score = score_of(e);
-  const auto same_name = [&](const auto& cell) { return cell.first == score.name; };
-  if (std::none_of(cells.begin(), cells.end(), same_name)) cells.emplace_back(score.name, score.value);
-  return cells;
 }
 
 void Progress::log_evaluation(int64_t steps, const Evaluation& e, const Plan& plan, bool best) {
@@ -213,19 +211,18 @@ void Progress::log_evaluation(int64_t steps, const Evaluation& e, const Plan& pl
        {std::pair("AP", r.AP), {"AP50", r.AP50}, {"AP75", r.AP75}, {"S", r.APs}, {"M", r.APm}, {"L", r.APl}})
     values += concat(" ", name, " ", value < 0 ? "-" : formatted("%.4f", value));
   log.line(concat(" ", values, "  ", e.images, " images ", short_time(e.seconds)));
-  std::vector<const ClassResult*> classes;
-  for (const ClassResult& c : r.per_class)
-    if (c.ground_truths > 0) classes.push_back(&c);
+  std::vector<ClassResult> classes = r.per_class;
+  std::erase_if(classes, [](const ClassResult& c) { return c.ground_truths == 0; });
   std::ranges::stable_sort(classes, std::ranges::greater(), &ClassResult::AP);
   std::vector<std::string> texts;
   if (!std::isnan(e.loss)) texts.push_back("validation loss " + formatted("%.3f", e.loss));
-  if (best) texts.push_back("best so far");
+  if (best) texts.emplace_back("best so far");
   if (classes.size() > 1) {
     const size_t each = std::min<size_t>(3, classes.size() / 2);
     const auto names = [&](size_t from) {
       std::vector<std::string> list;
       for (size_t k = from; k < from + each; ++k)
-        list.push_back(printable(classes[k]->name) + " " + formatted("%.2f", classes[k]->AP));
+        list.push_back(printable(classes[k].name) + " " + formatted("%.2f", classes[k].AP));
       return listed(list);
     };
     texts.push_back(concat("AP of classes: highest ", names(0), "; lowest ", names(classes.size() - each)));
@@ -235,35 +232,21 @@ void Progress::log_evaluation(int64_t steps, const Evaluation& e, const Plan& pl
   log.line(line);
   if (!metrics) return;
   Metrics::Row row{{"epoch", double((steps - 1) / plan.per_epoch + 1)}, {"iteration", double(steps)}};
-  const Metrics::Row cells = evaluation_cells(e);
-  row.insert(row.end(), cells.begin(), cells.end());
+  for (const auto& cell : evaluation_cells(e)) row.push_back(cell);
+  row.push_back({"", r.AP75, "val/AP75"});
   metrics->row(row);
-  events->scalars(steps,
-                  {{"val/AP", r.AP}, {"val/AP50", r.AP50}, {"val/AP75", r.AP75}, {"val/loss", e.loss}});
 }
 
 void Progress::log_problems(const Splits& splits) {
-  const std::string mine = rank > 0 ? concat("_rank", rank, ".txt") : ".txt";
-  log_problems(splits.train, run + "/problems" + mine);
-  if (!splits.same) log_problems(splits.val, run + "/problems_val" + mine);
-}
-
-void Progress::log_problems(const Dataset& data, const std::string& list) {
-  for (const auto& [kind, count] : data.problems->summary())
-    if (std::exchange(logged_problems[data.name + kind], count) != count)
-      log.line(concat("note: ", data.name, ": ", kind, ": ", count, " (listed in ", list, ")"));
-  data.problems->write(list);
-}
-
-void log_flags(Log& log, const Config& config) {
-  std::string text;
-  for (const auto& [name, value] : config.values()) {
-    if (!config.was_given(name)) continue;
-    const bool is_switch = value == "true" || value == "false";
-    text += is_switch ? concat(value == "true" ? " --" : " --no-", name)
-                      : concat(" --", name, " ", shell_word(value));
+  for (const Dataset* data : {&splits.train, &splits.val}) {
+    if (splits.same && data == &splits.val) break;
+    const std::string list = concat(run, data == &splits.val ? "/problems_val" : "/problems",
+                                    rank > 0 ? concat("_rank", rank) : "", ".txt");
+    for (const auto& [kind, count] : data->problems->summary())
+      if (std::exchange(logged_problems[data->name + kind], count) != count)
+        log.line(concat("note: ", data->name, ": ", kind, ": ", count, " (listed in ", list, ")"));
+    data->problems->write(list);
   }
-  if (!text.empty()) log.line("flags  " + text);
 }
 
 void Progress::log_ranks(Ranks& ranks) {
@@ -296,7 +279,7 @@ void Progress::end_epoch(const Training& t, const Plan& plan, const Splits& data
 void Progress::log_end(const Training& t, const Plan& plan, int signal) {
   if (profile && !signal) {
     profile->step();
-    log.line(profile_table(profile->stop(run + "/trace.json")));
+    log.line(profile->stop(run + "/trace.json"));
     return log.line(concat("trace of these steps: ", run, "/trace.json, for https://ui.perfetto.dev"));
   }
   if (signal && !is_complete(t, plan))
@@ -338,35 +321,6 @@ void log_classes(Log& log, const Splits& splits) {
         "latest weights, and --patience does not end the run");
 }
 
-// Returns the name of a column of metrics.csv in TensorBoard.
-static std::string tag_of(const std::string& column) {
-  if (column == "images_per_second" || column == "waiting_share") return "speed/" + column;
-  return column.starts_with("dtr_") ? "dtr/" + column.substr(4) : "train/" + column;
-}
-
-void Progress::record(int64_t steps, double epoch, const StepMetrics& n, double lr, double speed,
-                      double share, const DtrSteps& remade) {
-  const double none = std::nan("");
-  const auto terms = n.all(StepMetrics::Kind::kTerm), logged = n.all(StepMetrics::Kind::kLogged);
-  Metrics::Row row{{"epoch", epoch}, {"iteration", double(steps)}, {"loss", n.total}};
-  row.insert(row.end(), terms.begin(), terms.end());
-  row.insert(row.end(), {{"positives_per_object", n.per_object()},
-                         {"lr", lr},
-                         {"images_per_second", speed},
-                         {"waiting_share", share}});
-  row.insert(row.end(), logged.begin(), logged.end());
-  for (const auto& cell : evaluation_cells({})) row.emplace_back(cell.first, none);
-  row.insert(row.end(), {{"dtr_peak_bytes", dtr ? remade.peak : none},
-                         {"dtr_evictions", dtr ? remade.evictions / remade.steps : none},
-                         {"dtr_rematerialisations", dtr ? remade.rematerialisations / remade.steps : none},
-                         {"dtr_share", dtr ? remade.share() : none}});
-  metrics->row(row);
-  Metrics::Row scalars;
-  for (const auto& [column, value] : row)
-    if (column != "epoch" && column != "iteration") scalars.emplace_back(tag_of(column), value);
-  events->scalars(steps, scalars);
-}
-
 // Returns ", the first 5 steps with warm-up" for the log, or nothing for 0 steps.
 static std::string part_of_run(const char* which, int64_t steps, const char* how) {
   return steps == 0 ? "" : concat(", the ", which, " ", steps, steps == 1 ? " step " : " steps ", how);
@@ -375,7 +329,14 @@ static std::string part_of_run(const char* which, int64_t steps, const char* how
 void log_plan(Log& log, const Config& config, const Splits& splits, YOLOX& model, ImageSize base,
               torch::Device device, const Plan& plan, const Ranks& ranks) {
   const Dataset &data = splits.train, &val = splits.val;
-  log_flags(log, config);
+  std::string flags;
+  for (const auto& [name, value] : config.values()) {
+    if (!config.was_given(name)) continue;
+    const bool is_switch = value == "true" || value == "false";
+    flags += is_switch ? concat(value == "true" ? " --" : " --no-", name)
+                       : concat(" --", name, " ", shell_word(value));
+  }
+  if (!flags.empty()) log.line("flags  " + flags);
   log.line(concat("data    ", data.records.size(), " images for training (", data.name, "), ",
                   val.records.size(), " for evaluation (", splits.same ? "the same images" : val.name, "), ",
                   data.classes.size(), " classes; ", config.loader_threads, " loader thread",
@@ -388,9 +349,11 @@ void log_plan(Log& log, const Config& config, const Splits& splits, YOLOX& model
   if (config.data == "shapes")
     log.line("note: these are scenes that the program draws; to train on your own images, give --data DIR");
   log_classes(log, splits);
+  double parameters = 0;
+  for (const Tensor& p : model->parameters()) parameters += double(p.numel());
   log.line(concat("model   ", config.model, " ", base.height, "x", base.width,
                   plan.sizes.max_decrease + plan.sizes.max_increase > 0 ? " multi-scale" : "", ", ",
-                  rounded(parameter_count(*model) / 1e6), "M parameters, on ", device.str(), ", ",
+                  rounded(parameters / 1e6), "M parameters, on ", device.str(), ", ",
                   precision_name(config.amp)));
   const int world = ranks.info.world;
   std::vector<std::string> locations;

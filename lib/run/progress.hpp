@@ -26,8 +26,6 @@ namespace yolox {
 
 class Profile;
 
-double parameter_count(const torch::nn::Module& model);
-
 // Returns config.json of a run: all settings, device, versions and git revision. ranks: number of ranks.
 std::string config_json(const Flags& flags, torch::Device device, int ranks);
 
@@ -59,7 +57,6 @@ class Progress {
   // of an evaluation at this step are deleted. profile: record the steps of profiled().
   Progress(const std::string& run, Log& log, torch::Device device, int64_t first, int rank = 0,
            bool dtr = false, bool evaluates = true, bool profile = false);
-  ~Progress();
 
   // Restarts the measurement of speed and waiting time.
   void restart_clock() {
@@ -77,9 +74,8 @@ class Progress {
   // Reports the evaluation after `steps` steps. best: it is the best of the run so far.
   void log_evaluation(int64_t steps, const Evaluation& e, const Plan& plan, bool best);
   // Logs the number of data problems of each kind if the number has changed, and writes all problems to
-  // problems.txt or to `list`.
+  // problems.txt and problems_val.txt.
   void log_problems(const Splits& splits);
-  void log_problems(const Dataset& data, const std::string& list);
 
   // Logs for several ranks: memory and data loader waiting time of each rank, and the slowest rank since the
   // last call. All ranks must call it together.
@@ -91,13 +87,8 @@ class Progress {
   void log_end(const Training& t, const Plan& plan, int signal);
 
  private:
-  // Adds a step to the means.
-  void add(const StepRow& row, const Plan& plan);
-  // Prints a line after step i, if it is time for one. lr: of this step.
+  // Prints a line after step i, if it is time for one, and writes its row. lr: of this step.
   void print(int64_t i, double lr, const Plan& plan);
-  // Appends a row to metrics.csv and the same values to the TensorBoard events.
-  void record(int64_t steps, double epoch, const StepMetrics& n, double lr, double speed, double share,
-              const DtrSteps& remade);
 
   Log& log;
   const std::string run;
@@ -105,14 +96,12 @@ class Progress {
   const int rank;
   const int64_t first;
   const bool dtr;
-  bool has_heading = false;
+  bool has_heading = false, noted_waiting = false;
   int64_t skipped = 0;  // steps in a row whose gradient was not finite
   DtrSteps again;       // statistics of DTR since the last row of metrics.csv
   double exceeded = 0;  // bytes; a step that needs more is worth a new warning
   std::optional<Metrics> metrics;
-  std::optional<Events> events;
-  std::unique_ptr<Profile> profile;
-  bool noted_waiting = false;
+  std::shared_ptr<Profile> profile;
   int64_t timed_steps = 0, idle_steps = 0;  // for launch_note()
   Means recent, of_epoch;
   std::map<std::string, int64_t> logged_problems;  // logged number of problems of each kind
@@ -122,13 +111,10 @@ class Progress {
   double total_waited = 0, total_seconds = 0;
 };
 
-// Logs the flags that were given.
-void log_flags(Log& log, const Config& config);
-
 // Logs the number of boxes, the ten most frequent classes, and the classes without boxes.
 void log_classes(Log& log, const Splits& splits);
 
-// Logs settings, data, model, ranks, and the length of the run.
+// Logs the flags that were given, data, model, ranks, and the length of the run.
 void log_plan(Log& log, const Config& config, const Splits& splits, YOLOX& model, ImageSize base,
               torch::Device device, const Plan& plan, const Ranks& ranks);
 

@@ -65,10 +65,6 @@ YOLOX new_model(Config& config, const SavedRun& saved, const Dataset& data, torc
 Training new_training(const Config& config, YOLOX model, YOLOX ema, const WeightsInfo& info,
                       const Dataset& data, torch::Device device, bool casts_together);
 
-// Returns the settings of evaluate() for this rank.
-EvalSettings evaluation_settings(const Config& config, const WeightsInfo& info, const Plan& plan,
-                                 torch::Device device, Ranks& ranks);
-
 // ---- run folder and log
 
 // Creates and locks the folder of a new run. Returns its path, or that of the resumed run, on all ranks.
@@ -77,10 +73,6 @@ std::string open_run_folder(const Config& config, const SavedRun& saved, Ranks& 
 // Opens the log of this rank, and logs the folder. Sets up crash reports.
 Log open_log(const std::string& run, const Config& config, const SavedRun& saved, torch::Device device,
              Ranks& ranks);
-
-// Returns the writer of the checkpoints, which writes on rank 0 only. images: in the training set.
-Saver new_saver(const std::string& run, const Config& config, const WeightsInfo& info, const Plan& plan,
-                int64_t images, const Ranks& ranks);
 
 // Loads the checkpoint of a resumed run and frees its memory. Throws UsageError if the run is complete or was
 // stopped by --patience; with --resume auto it logs this and returns false. resume: --resume.
@@ -107,7 +99,9 @@ Agreement agree(Ranks& ranks, const Saver& saver, const UnreadSteps& unread);
 // Evaluates the EMA model, or the model without EMA, while training. All ranks must call it together.
 class Evaluator {
  public:
-  Evaluator(const std::string& run, const Dataset& data, EvalSettings settings, Ranks& ranks);
+  // batch: images per rank.
+  Evaluator(const std::string& run, const Dataset& data, const Config& config, const WeightsInfo& info,
+            int64_t batch, torch::Device device, Ranks& ranks);
 
   // Returns an evaluation. It is incomplete if a signal arrived. Repeats it with a smaller batch if memory
   // runs out.

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <filesystem>
 #include <map>
 #include <system_error>
@@ -14,12 +15,151 @@
 #include "base/new_file.hpp"
 #include "base/printable.hpp"
 #include "base/timeout.hpp"
-#include "checkpoint/checkpoint.hpp"
 #include "checkpoint/load.hpp"
+#include "evaluate.hpp"
+#include "models.hpp"
 
 namespace yolox {
 
 namespace fs = std::filesystem;
+
+// ---- state
+
+std::vector<Tensor> tensors_of(YOLOX& model) {
+  std::vector<Tensor> all = model->parameters();
+  for (const Tensor& b : model->buffers()) all.push_back(b);
+  return all;
+}
+
+std::vector<Tensor> tensors_of(Training& t) {
+  std::vector<Tensor> all = tensors_of(t.model);
+  if (!t.ema.is_empty())
+    for (const Tensor& x : tensors_of(t.ema)) all.push_back(x);
+  for (const Tensor& x : t.optimizer.state()) all.push_back(x);
+  if (t.scaler.enabled) {
+    all.push_back(t.scaler.scale);
+    all.push_back(t.scaler.growth_tracker);
+  }
+  return all;
+}
+
+void move(YOLOX& model, torch::Device device, at::ScalarType type) {
+  model->to(device);
+  for (const Tensor& t : tensors_of(model))
+    if (t.is_floating_point()) t.set_data(t.to(type));
+  for (const auto& module : model->modules())
+    if (auto* norm = module->as<torch::nn::BatchNorm2d>())
+      norm->num_batches_tracked.set_data(norm->num_batches_tracked.cpu());
+}
+
+YOLOX copy_of(const YOLOX& model, torch::Device device) {
+  YOLOX copy = make_model(model->name, model->num_classes);
+  move(copy, device, model->parameters()[0].scalar_type());
+  to_channels_last(*copy);
+  load_state_dict(*copy, to_dict(state_dict(*model)), "the model");
+  copy->eval();
+  return copy;
+}
+
+// Returns torch's random number generators, of the CPU and of the device. This training does not use them,
+// because order and augmentation of images depend only on seed and step. A model with dropout would.
+static std::vector<at::Generator> random_generators(torch::Device device) {
+  std::vector<at::Generator> all{at::globalContext().defaultGenerator(torch::kCPU)};
+  if (device.is_cuda()) all.push_back(at::globalContext().defaultGenerator(device));
+  return all;
+}
+
+static GenericDict to_dict(const Settings& settings) {
+  auto dict = empty_dict();
+  for (const auto& [name, value] : settings) dict.insert_or_assign(name, value);
+  return dict;
+}
+
+GenericDict checkpoint(Training& t, const WeightsInfo& info, const RunSettings& settings, int64_t per_epoch,
+                       int64_t images) {
+  auto state = empty_dict(), top = empty_dict();
+  auto random = empty_list();
+  for (const at::Generator& g : random_generators(t.device())) random.push_back(g.get_state());
+  state.insert("model",
+               to_dict(state_dict(*t.model)));  // the trained weights; top-level "model" has the EMA
+  state.insert("iteration", t.iteration);
+  state.insert("ema_updates", t.ema_updates);
+  state.insert("skipped", t.skipped);
+  state.insert("score", score_of({}).name);  // what best_ap and curr_ap are
+  state.insert("evals_without_gain", t.best.evals_without_gain);
+  state.insert("epochs", t.epochs);
+  state.insert("random", random);
+  if (t.scaler.enabled) {
+    state.insert("scale", t.scaler.scale.item<double>());
+    state.insert("growth_tracker", t.scaler.growth_tracker.item<int64_t>());
+  }
+  state.insert("per_epoch", per_epoch);
+  state.insert("images", images);
+  state.insert("flags", to_dict(settings.flags));
+  state.insert("chosen", to_dict(settings.chosen));
+  top.insert("start_epoch", t.iteration / per_epoch);
+  top.insert("model", to_dict(state_dict(*t.eval_model())));
+  top.insert("optimizer", state_dict(t.optimizer));
+  top.insert("best_ap", t.best.score);
+  top.insert("curr_ap", t.score.value_or(std::nan("")));
+  top.insert("yolox", to_dict(info));
+  top.insert("train", state);
+  return top;
+}
+
+RunSettings saved_settings(const c10::IValue& file, const std::string& path) {
+  check(file.isGenericDict() && file.toGenericDict().contains("train"), path,
+        " is not a checkpoint of a training run; use it with --weights");
+  const auto state = file.toGenericDict().at("train").toGenericDict();
+  check(state.contains("flags"), path,
+        " is a checkpoint of version 0.1.0; start a new run from its weights: ./train --weights ",
+        shell_word(path));
+  const auto read = [&](const char* key) {
+    Settings all;
+    for (const auto& e : state.at(key).toGenericDict())
+      all.emplace_back(e.key().toStringRef(), e.value().toStringRef());
+    return all;
+  };
+  return {read("flags"), read("chosen")};
+}
+
+std::string load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch,
+                            const std::string& path) {
+  const auto top = file.toGenericDict();
+  const auto state = top.at("train").toGenericDict();
+  const auto load_all = [&](YOLOX& into, const c10::IValue& weights) {
+    const auto report = load_state_dict(*into, weights.toGenericDict(), path);
+    check(report.complete(), path, " does not match this model: ", to_string(report));
+  };
+  load_all(t.model, state.at("model"));
+  if (!t.ema.is_empty()) load_all(t.ema, top.at("model"));
+  load_state_dict(t.optimizer, top.at("optimizer").toGenericDict(), path);
+  if (t.scaler.enabled && state.contains("scale")) {  // missing if the run had no --amp fp16 so far
+    t.scaler.scale.fill_(state.at("scale").toDouble());
+    t.scaler.growth_tracker.fill_(state.at("growth_tracker").toInt());
+  }
+  t.iteration = state.at("iteration").toInt();
+  t.ema_updates = state.at("ema_updates").toInt();
+  t.skipped = state.at("skipped").toInt();
+  t.best = {top.at("best_ap").toDouble(), state.at("evals_without_gain").toInt()};
+  const double ap = top.at("curr_ap").toDouble();  // official files have a number or NaN
+  t.score = std::isnan(ap) ? std::nullopt : std::optional(ap);
+  t.epochs = state.at("epochs").toInt();
+  const c10::IValue random = state.at("random");
+  std::vector<at::Generator> generators = random_generators(t.device());
+  for (size_t i = 0; i < std::min(generators.size(), random.toListRef().size()); ++i)
+    generators[i].set_state(random.toListRef()[i].toTensor());
+  const int64_t of_run = state.at("per_epoch").toInt();
+  usage_check(of_run == per_epoch, path, " has ", of_run, " steps per epoch, but this --bs and data have ",
+              per_epoch,
+              ", so the run cannot be resumed with them; leave --bs and --data out, or start a new run ",
+              "from its weights: ./train --weights ", shell_word(path));
+  const std::string now = score_of({}).name, before = state.at("score").toStringRef();
+  if (now == before) return "";
+  t.best.score = -1;
+  return concat("note: the score of an evaluation is ", now, ", and was ", before,
+                " before; the next evaluation replaces best.pth");
+}
 
 // ---- the run folder
 
@@ -144,8 +284,6 @@ SavedRun resume_settings(Config& config, const std::string& run, bool same_comma
   std::map<std::string, std::string> of_run(before.chosen.begin(), before.chosen.end());
   of_run.insert(before.flags.begin(), before.flags.end());  // does not replace what was chosen
   for (const auto& [name, value] : before.flags) {
-    if (const std::string gone = gone_flag(name, value); !gone.empty())
-      saved.notes.push_back(concat("warning: the run has ", value, " for it, but ", gone));
     if (!config.was_given(name)) {
       config.set(name, value);
       continue;

@@ -19,6 +19,8 @@
 
 namespace yolox {
 
+class GradientReducer;
+
 // ---- state
 
 // The best evaluations of a run so far.
@@ -38,7 +40,8 @@ struct Training {
   bool sync_bn = true;                                       // false: ranks average batch norm statistics
   Tensor class_weights = {};                                 // [classes], --class-weights; undefined: 1
   std::shared_ptr<CastWeights> cast_weights = {};            // null: autocast casts each weight by itself
-  EmaTensors averaged = {};                                  // by the EMA; empty without an EMA
+  std::shared_ptr<GradientReducer> reducer = {};  // null: the gradients are averaged after backward
+  EmaTensors averaged = {};                       // by the EMA; empty without an EMA
 
   int64_t iteration = 0;             // number of steps done
   int64_t ema_updates = 0;           // number of steps done with an EMA, also of skipped ones
@@ -54,6 +57,7 @@ struct Training {
     ++iteration;
     score.reset();
   }
+  torch::Device device() const { return scaler.scale.device(); }
   // Returns the model that is evaluated and saved as the result: the EMA model, or the model without EMA.
   YOLOX& eval_model() { return ema.is_empty() ? model : ema; }
 };
@@ -77,7 +81,8 @@ YOLOX copy_of(const YOLOX& model, torch::Device device);
 GenericDict checkpoint(Training& t, const WeightsInfo& info, const RunSettings& settings, int64_t per_epoch,
                        int64_t images);
 
-// Returns the settings in a checkpoint. Throws if the file is not a checkpoint of a training run.
+// Returns the settings in a checkpoint. Throws if the file is not a checkpoint of a training run, or one of
+// version 0.1.0.
 RunSettings saved_settings(const c10::IValue& file, const std::string& path);
 
 // Loads a checkpoint. Throws if it has another model or another number of steps per epoch. If the name of

@@ -37,7 +37,6 @@ MicroBatches::MicroBatches(Training& t, int64_t accum, int64_t max_parts, const 
       statistics(*t.model) {}
 
 int64_t MicroBatches::retry(const std::exception& e, int64_t parts, ImageSize size) {
-  const torch::Device device = t.scaler.scale.device();
   const std::string error = e.what();
   if (error.find("returned nan values") != std::string::npos)  // torch's anomaly mode (--debug)
     throw StepFailed(error.substr(0, error.find('.')), {t.iteration, t.optimizer.lr, {}, {}});
@@ -54,32 +53,33 @@ int64_t MicroBatches::retry(const std::exception& e, int64_t parts, ImageSize si
     throw NeedsRestart(concat(what, " on rank ", ranks.info.rank,
                               "; resume the run, which then computes each step in ", next, " micro-batches"));
   }
-  free_failed_backward(device);
+  free_failed_backward(t.device());
   t.optimizer.zero_grad();
   statistics.restore();
-  empty_cache(device);
+  empty_cache(t.device());
   log.line(concat("note: ", what, "; repeated", next > 1 ? concat(" in ", next, " micro-batches") : ""));
   return next;
 }
 
 double TrialStep::operator()(int64_t images, int64_t accum) const {
-  const int64_t parts = std::min(accum, images);
+  const torch::Device device = t.device();
   // On the CPU, the data loader holds three batches and copies one more.
   const double waiting = device.is_cpu() ? 4.0 * double(images) * base.height * base.width * 3 : 0;
   double bytes = std::numeric_limits<double>::infinity();
   SavedStatistics statistics(*t.model);
   empty_cache(device);
   try {
+    Ranks alone(RankInfo(), device, 0);
     Input input{torch::full({images, base.height, base.width, 3}, 114, torch::kByte)
                     .to(device)
                     .permute({0, 3, 1, 2})
-                    .to(t.model->parameters()[0].scalar_type()),
+                    .to(t.type),
                 {torch::full({images, 20, 4}, base.width / 4.0, device),
                  torch::zeros({images, 20}, torch::TensorOptions(torch::kLong).device(device)),
                  std::vector<int64_t>(images, 20)}};
     resize_batch(input.images, input.targets, largest);
     const auto step = [&] {
-      dtr.run([&] { forward_backward(t, input, parts, /*use_l1=*/false, nullptr, nullptr); });
+      dtr.run([&] { forward_backward(t, input, std::min(accum, images), /*use_l1=*/false, alone); });
     };
     if (dtr.on()) step();  // the first step is slow
     step();
@@ -109,9 +109,9 @@ int64_t largest_batch(int64_t limit, const std::function<bool(int64_t)>& fits) {
 // line for the log.
 static std::string find_batch(Config& config, const TrialStep& trial, int64_t n, Ranks& ranks, Log& log) {
   const int world = ranks.info.world;
-  const bool with_dtr = trial.dtr.on();
+  const bool on_cpu = trial.t.device().is_cpu(), with_dtr = trial.dtr.on();
   // Ranks on the CPU share the memory of their machine. The rank with the least memory decides for all.
-  const double mine = memory_budget(trial.device) / (trial.device.is_cpu() ? ranks.info.local_world : 1),
+  const double mine = memory_budget(trial.t.device()) / (on_cpu ? ranks.info.local_world : 1),
                budget = -ranks.max(-mine);
   const auto fits = [&](int64_t images) {
     const double bytes = ranks.max(trial(images, config.accum));
@@ -135,52 +135,50 @@ static std::string find_batch(Config& config, const TrialStep& trial, int64_t n,
                 "; the memory budget is ", short_bytes(mine), world > 1 ? " per rank" : "");
 }
 
-// Increases config.accum until the largest step fits on every rank. Returns a line for the log, or "".
-static std::string choose_batch(Config& config, const TrialStep& trial, int64_t n, Ranks& ranks, Log& log) {
-  if (config.bs == 0) return find_batch(config, trial, n, ranks, log);
-  if (ranks.alone() || trial.device.is_cpu() || trial.dtr.on()) return "";
-  const int given = config.accum, world = ranks.info.world, max_parts = config.bs / world,
-            share = (config.bs + world - 1) / world;
-  while (!std::isfinite(ranks.max(trial(share, config.accum)))) {
-    check(config.accum < max_parts,
+void choose_batch(Config& config, const TrialStep& trial, int64_t images, const std::string& run,
+                  Ranks& ranks, Log& log, std::vector<std::string>& notes) {
+  const int world = ranks.info.world;
+  if (config.bs == 0) {
+    notes.push_back(find_batch(config, trial, images, ranks, log));
+  } else if (!ranks.alone() && trial.t.device().is_cuda() && !trial.dtr.on()) {
+    const int given = config.accum, max_parts = config.bs / world, share = (config.bs + world - 1) / world;
+    while (!std::isfinite(ranks.max(trial(share, config.accum)))) {
+      check(
+          config.accum < max_parts,
           "the largest step does not fit in memory, even with one image at a time; give a smaller --size or "
           "--model");
-    config.accum = std::min(2 * config.accum, max_parts);
+      config.accum = std::min(2 * config.accum, max_parts);
+    }
+    if (config.accum > given)
+      notes.push_back(concat("accum   ", config.accum, " instead of ", given, ": with less, a step of ",
+                             trial.largest.height, "x", trial.largest.width,
+                             " pixels does not fit in the memory of each GPU"));
   }
-  if (config.accum == given) return "";
-  return concat("accum   ", config.accum, " instead of ", given, ": with less, a step of ",
-                trial.largest.height, "x", trial.largest.width,
-                " pixels does not fit in the memory of each GPU");
+  const int parts = std::min(int(ranks.max(double(parts_of_run(run)))), config.bs / world);
+  if (parts > config.accum)
+    notes.push_back(concat("accum   ", parts, " instead of ", config.accum, ", because memory ran out (", run,
+                           "/parts)"));
+  config.accum = std::max(config.accum, parts);
 }
 
-// --threads on the CPU. Returns a line for the log, or "".
-static std::string choose_threads(Config& config, const TrialStep& trial, int64_t share, Ranks& ranks) {
-  if (trial.device.is_cuda()) return "";
-  std::string how;
+std::string set_threads(Config& config, const TrialStep& trial, int64_t share, Ranks& ranks) {
+  if (trial.t.device().is_cuda()) return "";
   // With --deterministic, two equal commands have equal results, which depend on the number.
-  if (config.threads == 0 && !config.deterministic) {
-    const Training& t = trial.t;
-    SavedStatistics statistics(*t.model);
-    const auto images =
-        torch::full({std::min<int64_t>(share, 4), 3, trial.base.height, trial.base.width}, 114, t.type)
-            .contiguous(torch::MemoryFormat::ChannelsLast);
+  const bool tries = config.threads == 0 && !config.deterministic;
+  TrialStep of_base = trial;
+  of_base.largest = trial.base;
+  if (tries)
     config.threads = fastest_threads([&] {
       const double start = now();
-      const AutocastGuard autocast(torch::kCPU, t.amp);
-      const Predictions p = YOLOX(t.model)(images);
-      (p.reg.sum() + p.obj.sum() + p.cls.sum()).backward();
+      of_base(std::min<int64_t>(share, 4), 1);
       return ranks.max(now() - start);
     });
-    trial.t.optimizer.zero_grad();
-    statistics.restore();
-    how = "; --threads N fixes it";
-  }
   if (config.threads > 0) torch::set_num_threads(config.threads);
-  return concat("threads ", torch::get_num_threads(), " of ", usable_cores(), " cores", how);
+  return concat("threads ", torch::get_num_threads(), " of ", usable_cores(), " cores",
+                tries ? "; --threads N fixes it" : "");
 }
 
-// --dtr: tries the largest step. Returns a line for the log with its memory and its cost.
-static std::string try_dtr_step(const Config& config, const TrialStep& trial, int64_t share, Ranks& ranks) {
+std::string try_dtr_step(const Config& config, const TrialStep& trial, int64_t share, Ranks& ranks) {
   const double bytes = ranks.max(trial(share, config.accum));
   check(std::isfinite(bytes), "the first step does not fit in memory with --dtr ", config.dtr, "; give ",
         config.dtr == "auto" ? "a smaller --bs, --size or --model" : "a smaller --dtr");
@@ -191,22 +189,6 @@ static std::string try_dtr_step(const Config& config, const TrialStep& trial, in
                 short_bytes(peak), " of ", short_bytes(s.budget), "; ", s.rematerialisations,
                 " rematerialisations, ", trial.dtr.slowdown_text(slowdown), trial.dtr.pinned_operations(),
                 s.limit > Dtr::kSlack * s.budget ? "; warning: this exceeds the free memory" : "");
-}
-
-Plan fitting_plan(Config& config, const TrialStep& trial, int64_t images, const std::string& run,
-                  Ranks& ranks, Log& log, std::vector<std::string>& notes) {
-  notes.push_back(choose_batch(config, trial, images, ranks, log));
-  const int parts = std::min(int(ranks.max(double(parts_of_run(run)))), config.bs / ranks.info.world);
-  if (parts > config.accum)
-    notes.push_back(concat("accum   ", parts, " instead of ", config.accum, ", because memory ran out (", run,
-                           "/parts)"));
-  config.accum = std::max(config.accum, parts);
-  const Plan plan = plan_of(config, images, ranks.info.world, trial.base);
-  set_norm_momentum(*trial.t.model, plan.norm_momentum);
-  use_cudnn_benchmark(cudnn_benchmark_pays(config, plan));
-  notes.push_back(choose_threads(config, trial, plan.batch_per_rank(), ranks));
-  if (trial.dtr.on()) notes.push_back(try_dtr_step(config, trial, plan.batch_per_rank(), ranks));
-  return plan;
 }
 
 }  // namespace yolox

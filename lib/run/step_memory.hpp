@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fitting a step into memory: repetition in micro-batches after an out-of-memory error, --bs auto, and the
-// trial step of --dtr.
+// Fitting a step into memory and to the machine: repetition in micro-batches after an out-of-memory error,
+// and the trial steps of --bs auto, --accum, --dtr and --threads.
 #pragma once
 #include <torch/torch.h>
 #include <cstdint>
@@ -30,10 +30,21 @@ struct RetryInParts {
   // Returns the next number of parts to try, twice as many as `now`. Call it in the catch block of an attempt
   // in `now` parts. Rethrows e if it is no out-of-memory error. Throws if `max_parts` parts do not fit.
   int64_t more_parts(const std::exception& e, int64_t now) const;
-  // The computation has succeeded in `now` parts. The first time, the larger number of parts is for this
-  // computation only, because one batch may be unusually large. From the second time on it is kept.
-  void succeeded(int64_t now) {
-    if (now > parts && ++retries > 1) parts = now;
+
+  // Returns attempt(parts). After an exception e, calls failed(e, parts) and tries the number of parts that
+  // it returns. The first time, the larger number is for this computation only, because one batch may be
+  // unusually large. From the second time on it is kept.
+  template <class Attempt, class Failed>
+  auto run(const Attempt& attempt, const Failed& failed) {
+    for (int64_t now = parts;;) {
+      try {
+        auto result = attempt(now);
+        if (now > parts && ++retries > 1) parts = now;
+        return result;
+      } catch (const std::exception& e) {
+        now = failed(e, now);
+      }
+    }
   }
 };
 
@@ -42,7 +53,7 @@ struct RetryInParts {
 struct SavedStatistics {
   explicit SavedStatistics(const torch::nn::Module& model) {
     for (const Tensor& t : model.buffers()) {
-      auto& [live, saved] = lists[{t.device().type(), t.scalar_type()}];
+      auto& [live, saved] = lists[t.is_floating_point()];
       live.push_back(t);
       saved.push_back(t.clone());
     }
@@ -50,19 +61,16 @@ struct SavedStatistics {
   // Copies the current statistics.
   void save() {
     torch::NoGradGuard no_grad;
-    for (auto& [type, list] : lists) at::_foreach_copy_(list.saved, list.live);
+    for (auto& [kind, list] : lists) at::_foreach_copy_(list.second, list.first);
   }
   void restore() {
     torch::NoGradGuard no_grad;
-    for (auto& [type, list] : lists) at::_foreach_copy_(list.live, list.saved);
+    for (auto& [kind, list] : lists) at::_foreach_copy_(list.first, list.second);
   }
 
  private:
-  struct Tensors {
-    std::vector<Tensor> live, saved;
-  };
-  // A foreach operator uses one kernel for tensors of one type on one device.
-  std::map<std::pair<torch::DeviceType, at::ScalarType>, Tensors> lists;
+  // Counts, which are on the CPU, and statistics: a foreach operator uses one kernel for tensors of one type.
+  std::map<bool, std::pair<std::vector<Tensor>, std::vector<Tensor>>> lists;
 };
 
 // The micro-batches of a step: --accum, and twice as many after an out-of-memory error.
@@ -71,19 +79,21 @@ class MicroBatches {
   // max_parts: maximum number of micro-batches: images of the smallest share of a rank. run: run folder.
   MicroBatches(Training& t, int64_t accum, int64_t max_parts, const Ranks& ranks, const std::string& run,
                StepGraphs& graphs, Log& log);
-  // Begins a step: copies the batch norm statistics, and returns the number of micro-batches to try first.
-  int64_t begin() {
+
+  // Returns compute(parts), the losses of a step of this size in `parts` micro-batches. If memory runs out,
+  // restores the state before the step, and computes it again in more. Throws if one image does not fit. With
+  // several ranks, which must all compute the same number of micro-batches, calls save_parts() and throws
+  // NeedsRestart.
+  template <class Compute>
+  Losses fit(ImageSize size, const Compute& compute) {
     statistics.save();
-    return in_parts.parts;
+    return in_parts.run(compute,
+                        [&](const std::exception& e, int64_t parts) { return retry(e, parts, size); });
   }
-  // Call it in the catch block of an attempt in `parts` micro-batches. Restores the state before the step and
-  // returns the next number of micro-batches to try. Rethrows e if it is no out-of-memory error. Throws if
-  // one image does not fit. With several ranks, which must all compute the same number of micro-batches,
-  // calls save_parts() and throws NeedsRestart.
-  int64_t retry(const std::exception& e, int64_t parts, ImageSize size);
-  void succeeded(int64_t parts) { in_parts.succeeded(parts); }
 
  private:
+  int64_t retry(const std::exception& e, int64_t parts, ImageSize size);
+
   Training& t;
   const Ranks& ranks;
   const std::string run;
@@ -100,14 +110,9 @@ int64_t largest_batch(int64_t limit, const std::function<bool(int64_t)>& fits);
 // Tries steps of the largest size, on each rank separately and without all-reduce. The memory does not
 // include the buffers of the all-reduce, which are small.
 struct TrialStep {
-  // Computes the gradients of a step in `parts` micro-batches; without ranks there is no all-reduce.
-  using ForwardBackward = Losses(Training& t, const Input& input, int64_t parts, bool use_l1, Ranks* ranks,
-                                 GradientReducer* reducer);
-
   Training& t;
-  std::function<ForwardBackward> forward_backward;
+  std::function<Losses(Training&, const Input&, int64_t parts, bool use_l1, Ranks&)> forward_backward;
   ImageSize base, largest;  // at which the loader makes images; of multi-scale training
-  torch::Device device;
   Dtr& dtr;
 
   // Returns the peak memory of a step in bytes, or infinity if memory runs out. Afterwards dtr.step() has the
@@ -115,12 +120,19 @@ struct TrialStep {
   double operator()(int64_t images, int64_t accum) const;
 };
 
-// Returns the plan of a run whose steps fit into memory. With --bs auto, sets config.bs to the largest batch
-// size that fits, at most `images` over all ranks. With several ranks on GPUs, where a step cannot be
-// repeated, increases config.accum until the largest step fits on every rank. With --dtr, tries the largest
-// step. Chooses the number of threads (--threads). Adds lines for the log to `notes`. Sets the momentum of
-// the batch norms and the benchmark of cuDNN. Throws if one image at a time does not fit.
-Plan fitting_plan(Config& config, const TrialStep& trial, int64_t images, const std::string& run,
+// Chooses config.bs and config.accum so that a step fits into memory. --bs auto: the largest batch size that
+// fits, at most a tenth of the `images` over all ranks. With several ranks on GPUs, where a step cannot be
+// repeated, increases config.accum until the largest step fits on every rank. Adds lines for the log to
+// `notes`. Throws if one image at a time does not fit. All ranks must call it together.
+void choose_batch(Config& config, const TrialStep& trial, int64_t images, const std::string& run,
                   Ranks& ranks, Log& log, std::vector<std::string>& notes);
+
+// --threads on the CPU: sets the number of threads, for `share` images per rank. Returns a line for the log,
+// or "". All ranks must call it together.
+std::string set_threads(Config& config, const TrialStep& trial, int64_t share, Ranks& ranks);
+
+// --dtr: tries the largest step, with `share` images per rank. Returns a line for the log with its memory and
+// its cost. All ranks must call it together.
+std::string try_dtr_step(const Config& config, const TrialStep& trial, int64_t share, Ranks& ranks);
 
 }  // namespace yolox

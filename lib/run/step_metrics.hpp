@@ -32,22 +32,16 @@ struct StepMetrics {
     std::string name;
     Kind kind;
     double value;
+    int64_t steps = 1;  // number of steps that have the value
   };
   double total = 0;           // total loss
   std::vector<Value> values;  // those of Losses, and "grad_norm", the gradient norm before clipping
 
-  // Returns the value with this name; 0 if there is none.
+  // Returns the value with this name. Throws if there is none.
   double operator[](const std::string& name) const {
-    for (const Value& v : values)
-      if (v.name == name) return v.value;
-    return 0;
-  }
-  // Returns the names and values of a kind.
-  std::vector<std::pair<std::string, double>> all(Kind kind) const {
-    std::vector<std::pair<std::string, double>> out;
-    for (const Value& v : values)
-      if (v.kind == kind) out.emplace_back(v.name, v.value);
-    return out;
+    const auto v = std::ranges::find(values, name, &Value::name);
+    check(v != values.end(), "the step has no number ", name);
+    return v->value;
   }
   bool finite() const { return std::isfinite(total) && std::isfinite((*this)["grad_norm"]); }
   double per_object() const { return (*this)["positives"] / std::max((*this)["objects"], 1e-9); }
@@ -64,33 +58,27 @@ inline std::string to_string(const StepMetrics& n) {
 // as 0 in the steps that do not have it, so that the terms add up to the total.
 struct Means {
   StepMetrics sums;
-  std::vector<int64_t> counts;  // number of steps that have the values of `sums`
   int64_t steps = 0;
 
   void add(const StepMetrics& n) {
+    ++steps;
     sums.total += n.total;
     for (const auto& v : n.values) {  // by name, because a step may log a value that the step before did not
-      const auto same = [&](const auto& sum) { return sum.name == v.name; };
-      auto sum = std::find_if(sums.values.begin(), sums.values.end(), same);
+      const auto sum = std::ranges::find(sums.values, v.name, &StepMetrics::Value::name);
       if (sum == sums.values.end()) {
-        sum = sums.values.insert(sum, {v.name, v.kind, 0});
-        counts.push_back(0);
+        sums.values.push_back(v);
+        continue;
       }
       sum->value += v.value;
-      ++counts[size_t(sum - sums.values.begin())];
+      ++sum->steps;
     }
-    ++steps;
   }
   // Returns the means over the steps since the last call; NaN if there was no step.
   StepMetrics take() {
     StepMetrics means = std::exchange(sums, {});
-    const std::vector<int64_t> of_value = std::exchange(counts, {});
-    const auto all = double(std::exchange(steps, 0));
-    means.total /= all;
-    for (size_t k = 0; k < of_value.size(); ++k) {
-      auto& v = means.values[k];
-      v.value /= v.kind == StepMetrics::Kind::kTerm ? all : double(of_value[k]);
-    }
+    const int64_t all = std::exchange(steps, 0);
+    means.total /= double(all);
+    for (auto& v : means.values) v.value /= double(v.kind == StepMetrics::Kind::kTerm ? all : v.steps);
     return means;
   }
 };
