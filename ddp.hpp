@@ -27,7 +27,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <functional>
 #include <iostream>
 #include <limits>
 #include <memory>
@@ -39,7 +38,6 @@
 #include <vector>
 
 #include "base/device.hpp"
-#include "base/program.hpp"
 #include "base/text.hpp"
 #include "base/timeout.hpp"
 #include "base/torch_versions.hpp"
@@ -227,26 +225,15 @@ class Ranks {
     const auto is_here = [&](const Peer& p) { return p.machine() == peers[info.rank].machine(); };
     return int(std::find_if(peers.begin(), peers.end(), is_here) - peers.begin());
   }
-  // Returns work(), which runs on one rank of each machine first, and then on the other ranks of that
-  // machine. Use it for work that writes a cache on disk, which the other ranks then read.
+  // Returns work(), which runs on one rank of each machine first, and then on the other ranks. Use it for
+  // work that writes a cache on disk, which the other ranks then read. work() must not call collectives.
   template <class Work>
   auto run_first_on_one_rank_per_machine(const Work& work) {
-    if (alone()) return work();
-    const int lowest = first_of_machine();
-    const std::string key = concat("turn/", lowest, "/", turns++);
-    if (info.rank != lowest && wait_for_key(key) == "failed")
-      throw LostRank(concat("rank ", info.rank, " has waited for rank ", lowest, ", which failed"));
-    const auto tell = [&](const std::string& word) {
-      if (info.rank == lowest) store->set(key, std::vector<uint8_t>(word.begin(), word.end()));
-    };
-    try {
-      auto result = work();
-      tell("done");
-      return result;
-    } catch (...) {
-      tell("failed");
-      throw;
-    }
+    const bool is_first = info.rank == first_of_machine();
+    if (!is_first) barrier();
+    auto result = work();
+    if (is_first) barrier();
+    return result;
   }
   // Waits for all ranks, stops the timeout, closes the connections and deletes this object. Call it at the
   // end of a successful run.
@@ -275,33 +262,12 @@ class Ranks {
  private:
   // ---- rendezvous
 
-  // Sets the environment of NCCL, before other threads read it.
-  static void set_up_nccl(bool graph) {
-    // NCCL's own handling of errors would abort the process before it can print why, and its recorder of
-    // collectives costs time in each of them.
-    for (const char* name :
-         {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_RETHROW_CUDA_ERRORS", "TORCH_NCCL_ENABLE_MONITORING",
-          "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_TRACE_BUFFER_SIZE"})
-      setenv(name, "0", /*overwrite=*/0);
-    // "all" and "SyncBN" run at the same time. All ranks launch them in one order, which NCCL then keeps.
-    if (!graph) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
-    // With registered buffers of CUDA graphs, the ranks of a machine wait for each other while they record. A
-    // rank whose recording has failed would never arrive.
-    setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0);
-  }
-
   static std::chrono::milliseconds milliseconds(double time) {
     return std::chrono::milliseconds(int64_t(1000 * time));
   }
   std::string store_address() const {
     const bool is_ipv6 = info.host.find(':') != std::string::npos;
     return concat(is_ipv6 ? "[" : "", info.host, is_ipv6 ? "]:" : ":", info.port);
-  }
-  // Returns the error of a rank that does not find rank 0.
-  std::string no_connection() const {
-    return concat(
-        "rank ", info.rank, " cannot connect to rank 0 at ", store_address(), " within ", seconds,
-        " s; check that rank 0 runs, the host name, the firewall, and that no other program uses the port");
   }
 
   // Sets `store` and `peers`.
@@ -348,39 +314,35 @@ class Ranks {
   }
   void open_store() {
     const bool serves = first() && !info.agent_hosts_store;
-    // TCPStore may try twice, with the whole timeout each time.
-    const double start = now();
-    const auto left = [&] { return seconds - (now() - start); };
-    while (!serves && left() > 2) {
-      try {
-        store = connect_store(serves, std::min(5.0, left() / 2));
+    for (const double end = now() + seconds;;) try {
+        // TCPStore may try twice, with the whole timeout each time.
+        store = connect_store(serves, serves ? seconds : std::clamp((end - now()) / 2, 0.5, 5.0));
         return;
-      } catch (const std::exception&) {}  // rank 0 may not have started yet
-    }
-    try {
-      store = connect_store(serves, serves ? seconds : std::max(0.5, left() / 2));
-    } catch (const std::exception& e) {
-      const std::string what = e.what(), cause = concat(" (", what.substr(0, what.find('\n')), ")");
-      check(!serves || what.find("failed to listen") == std::string::npos, "rank 0 cannot listen on port ",
-            info.port, "; if the port is in use, give another MASTER_PORT", cause);
-      check(!serves, "rank 0 cannot connect to itself at ", store_address(),
-            "; give an address of this machine as MASTER_ADDR", cause);
-      fail(no_connection());
-    }
+      } catch (const std::exception& e) {
+        if (!serves && now() + 1 < end) continue;  // rank 0 may not have started yet
+        const std::string what = e.what(), cause = concat(" (", what.substr(0, what.find('\n')), ")");
+        check(serves, "rank ", info.rank, " cannot connect to rank 0 at ", store_address(), " within ",
+              seconds,
+              " s; check that rank 0 runs, the host name, the firewall, and that no other program uses the "
+              "port");
+        check(what.find("failed to listen") == std::string::npos, "rank 0 cannot listen on port ", info.port,
+              "; if the port is in use, give another MASTER_PORT", cause);
+        fail("rank 0 cannot connect to itself at ", store_address(),
+             "; give an address of this machine as MASTER_ADDR", cause);
+      }
   }
 
-  // Returns the value that a rank stored under `key`. Polls for up to `limit` seconds; returns an empty
-  // string if the key does not appear. Throws LostRank if rank 0, which hosts the store, has ended.
-  std::string wait_for_key(const std::string& key, double limit = std::numeric_limits<double>::infinity()) {
-    const WaitsFor others("other ranks");
+  // Returns what a rank has stored under "here/RANK". Polls until the time `end`; returns an empty string if
+  // nothing appears. Throws LostRank if rank 0, which hosts the store, has ended.
+  std::string wait_for_peer(int rank, double end) {
+    const std::string key = concat("here/", rank);
     try {
-      for (const double start = now(); !store->check({key}); std::this_thread::sleep_for(milliseconds(0.02)))
-        if (now() - start > limit) return "";
+      for (; !store->check({key}); std::this_thread::sleep_for(milliseconds(0.02)))
+        if (now() > end) return "";
       const auto bytes = store->get(key);
       return {bytes.begin(), bytes.end()};
-    } catch (const std::exception&) {  // rank 0 hosts the store
-      throw LostRank(concat("rank ", info.rank, " lost rank 0 (",
-                            peers.empty() ? store_address() : location(0),
+    } catch (const std::exception&) {
+      throw LostRank(concat("rank ", info.rank, " lost rank 0 (", store_address(),
                             "), whose process ended; see the end of the output of that rank"));
     }
   }
@@ -392,46 +354,34 @@ class Ranks {
     gethostname(host, sizeof host - 1);
     std::string boot = "-";
     std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-    const std::string me =
-        concat(getpid(), " ", host, " ", boot, " ", gpu_uuid(device), " ", gpu_pci_address(device));
+    const std::string me = concat(getpid(), " ", host, " ", boot, " ", gpu_address(device));
     // torchrun counts no restart if a machine joins or leaves.
     check(!info.agent_hosts_store || !store->check({concat("here/", info.rank)}), "rank ", info.rank,
           " finds itself in the store of torchrun, which still has an earlier attempt; start torchrun with ",
           "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1");
     store->set(concat("here/", info.rank), std::vector<uint8_t>(me.begin(), me.end()));
-    std::vector<Peer> found(info.world);
+    peers.resize(info.world);
     std::vector<std::string> missing;
     const double start = now();
-    announce_missing(std::min(5.0, seconds));
-    for (int r = 0; r < info.world; ++r) {
-      std::istringstream in(wait_for_key(concat("here/", r), std::max(0.0, seconds - (now() - start))));
-      Peer& p = found[r];
-      if (!(in >> p.process >> p.host >> p.boot)) missing.push_back(concat(r));
-      in >> p.gpu >> p.pci;
+    for (const double limit : {std::min(5.0, seconds / 2), seconds}) {
+      missing.clear();
+      for (int r = 0; r < info.world; ++r) {
+        std::istringstream in(wait_for_peer(r, start + limit));
+        Peer& p = peers[r];
+        if (!(in >> p.process >> p.host >> p.boot)) missing.push_back(concat(r));
+        in >> p.gpu;
+      }
+      if (missing.empty()) return check_gpus(peers);
+      if (limit < seconds && first() && !info.launched)  // in a shell of `srun --pty`, none will come
+        std::cerr << concat("note: waiting for rank ", listed(missing, 16), " of ", info.world, " (",
+                            info.variable, "=", info.world, ") at ", store_address(), ", up to ", seconds,
+                            " s. To train with this process alone: ", info.variable, "=1 ./train ...")
+                  << std::endl;
     }
-    if (!missing.empty()) {
-      if (first()) std::this_thread::sleep_for(std::chrono::seconds(2));  // other ranks still read the store
-      fail(missing.size() == 1 ? "rank " : "ranks ", listed(missing, 16), " of ", info.world,
-           " did not reach the rendezvous at ", store_address(), " within ", seconds, " s; rank 0 is on ",
-           found[0].text(), "; check that all ranks run, with the same world size");
-    }
-    peers = std::move(found);
-    check_gpus(peers);
-  }
-
-  // Prints on rank 0 which ranks are missing after `after` seconds. In a shell of `srun --pty`, none will
-  // come.
-  void announce_missing(double after) {
-    if (!first() || info.launched) return;
-    const double end = now() + after;
-    std::vector<std::string> missing;
-    for (int r = 1; r < info.world; ++r)
-      if (wait_for_key(concat("here/", r), std::max(0.0, end - now())).empty()) missing.push_back(concat(r));
-    if (!missing.empty())
-      std::cerr << concat("note: waiting for rank ", listed(missing, 16), " of ", info.world, " (",
-                          info.variable, "=", info.world, ") at ", store_address(), ", up to ", seconds,
-                          " s. To train with this process alone: ", info.variable, "=1 ./train ...")
-                << std::endl;
+    if (first()) std::this_thread::sleep_for(std::chrono::seconds(2));  // other ranks still read the store
+    fail(missing.size() == 1 ? "rank " : "ranks ", listed(missing, 16), " of ", info.world,
+         " did not reach the rendezvous at ", store_address(), " within ", seconds, " s; rank 0 is on ",
+         peers[0].text(), "; check that all ranks run, with the same world size");
   }
 
   // ---- process groups
@@ -570,7 +520,6 @@ class Ranks {
   c10::intrusive_ptr<c10d::Backend> sync_bn;  // on a GPU: the communicator of SyncBN
   std::vector<Peer> peers;                    // by rank; empty before the rendezvous
   bool connected = false;                     // connect() is done
-  int64_t turns = 0;
   double waiting = 0;
   std::unique_ptr<SharedMemoryGather> local;
 };
@@ -581,11 +530,9 @@ class Ranks {
 class GradientReducer {
  public:
   // params: in the order of use in the forward pass, so that the gradients of a bucket become ready together.
-  GradientReducer(Ranks& ranks, const std::vector<Tensor>& params)
-      : GradientReducer(ranks.alone() ? nullptr : ranks.group(), params) {}
-  // The same for a process group; null: does nothing.
-  GradientReducer(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const std::vector<Tensor>& params) {
-    if (!group) return;
+  // With one rank, does nothing.
+  GradientReducer(Ranks& ranks, const std::vector<Tensor>& params) {
+    if (ranks.alone()) return;
     static WarningFilter filter;
     c10::WarningUtils::set_warning_handler(&filter);
     // Bytes per bucket. The first one, of the first layers, is small, because it is reduced last, after the
@@ -595,7 +542,7 @@ class GradientReducer {
     auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(params, {first, others}, sparse));
     std::reverse(buckets.begin(), buckets.end());  // backward computes the last parameters first
     reducer = std::make_shared<c10d::Reducer>(
-        params, std::move(buckets), group, sparse, others, /*find_unused_parameters=*/true,
+        params, std::move(buckets), ranks.group(), sparse, others, /*find_unused_parameters=*/true,
         /*gradient_as_bucket_view=*/true, std::unordered_map<size_t, std::string>{}, first,
         /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false
 #if YOLOX_TORCH_AT_LEAST(11)
@@ -634,32 +581,5 @@ class GradientReducer {
   std::shared_ptr<c10d::Reducer> reducer;
   std::shared_ptr<c10d::Logger> logger;
 };
-
-// Runs program() like run_program() and returns the exit code of the process. program() returns the exit
-// code. The exit code is kLostRank if this rank ended because it lost another rank, so that the launcher can
-// find the rank that failed first, and kNeedsRestart for NeedsRestart. failed(): called before any other
-// error is printed, but not for UsageError.
-template <class Program>
-int run_rank(
-    const Program& program, const std::function<void()>& failed = [] {}) {
-  int code = 0;
-  const int error = run_program([&] {
-    try {
-      code = program();
-    } catch (const UsageError&) {
-      throw;
-    } catch (const NeedsRestart&) {
-      code = kNeedsRestart;
-      throw;
-    } catch (const std::exception& e) {
-      if (is_lost_rank_error(e))
-        code = kLostRank;
-      else
-        failed();
-      throw;
-    }
-  });
-  return code ? code : error;
-}
 
 }  // namespace yolox

@@ -112,11 +112,10 @@ static std::vector<Kind> kinds_of(const BenchConfig& c, double activations, torc
     Kind k;
     k.percent = std::stod(text);
     DtrSettings s = dtr_settings(1, device, 1);
-    s.automatic = {};
-    s.budget = k.percent == 0     ? 0
-               : k.percent >= 100 ? std::numeric_limits<double>::infinity()
-                                  : activations * k.percent / 100;
-    s.relative_to_start = true;
+    s.budget = 0;
+    const double most =
+        k.percent >= 100 ? std::numeric_limits<double>::infinity() : activations * k.percent / 100;
+    if (k.percent > 0) s.automatic = [most](double used, int64_t) { return used + most; };
     k.dtr = std::make_unique<Dtr>(s);
     kinds.push_back(std::move(k));
   }

@@ -16,7 +16,7 @@ inline const doctest::skip needs_gpu(!torch::cuda::is_available());
 inline const doctest::skip needs_real_gpu(!torch::cuda::is_available() || kSimulated);
 
 // Cases on a GPU. Those of this process fail at their end if the simulated device found an error in the use
-// of streams. A case that makes such errors on purpose takes them with simulated_cuda::errors().
+// of streams.
 struct NoStreamErrors {
 #ifdef YOLOX_SIMULATED_CUDA
   NoStreamErrors() { simulated_cuda::errors(); }

@@ -144,12 +144,6 @@ GPU_TEST("gpu: NMS keeps the boxes that it keeps on the CPU") {
   }
   for (const auto& d : postprocess(decoded.slice(1, 0, 0).to(kGpu), 0.2, 0.5))
     CHECK(d.sizes() == torch::IntArrayRef({0, 7}));
-#ifdef YOLOX_SIMULATED_CUDA
-  simulated_cuda::reset_counts();
-  postprocess(decoded.to(kGpu), 0.2, 0.5);
-  CHECK(simulated_cuda::sum(simulated_cuda::host_waits()) ==
-        1 + 1 + 2 * 2);  // copy to the device, result, two images
-#endif
 }
 
 GPU_TEST("gpu: three steps in float64 equal those of the CPU, with SGD, Adam and AdamW") {
@@ -330,14 +324,6 @@ GPU_TEST("gpu: the allocator uses expandable segments") {
   if (kSimulated) CHECK(c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments());
   const Tensor x = torch::ones({1 << 24}, kGpu);
   CHECK(x.sum().item<float>() == float(1 << 24));
-#ifdef YOLOX_SIMULATED_CUDA
-  simulated_cuda::refuse_expandable_segments(true);
-  use_expandable_segments();
-  CHECK_FALSE(c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments());
-  torch::ones({4}, kGpu);
-  simulated_cuda::refuse_expandable_segments(false);
-  use_expandable_segments();
-#endif
 }
 
 // ---- memory and errors
@@ -369,80 +355,62 @@ GPU_TEST("gpu: a step that runs out of memory is repeated in micro-batches") {
 #endif
 }
 
-#ifdef YOLOX_SIMULATED_CUDA
-GPU_TEST("gpu: weights that are cast in groups stay as they were if memory runs out") {
-  YOLOX model = make_model("yolox-tiny", 3);  // 20 MB, three groups
-  move(model, kGpu, torch::kFloat);
-  const CastWeights casts(*model, torch::kBFloat16);
-  const auto& first = model->backbone->as<YOLOPAFPN>()->backbone->as<CSPDarknet>()->stem->conv->conv->weight;
-  const Tensor before = first;
-  const AtEnd no_limit([] { simulated_cuda::set_limit(INT64_MAX); });
-  simulated_cuda::set_limit(simulated_cuda::allocated() + (6 << 20));  // the first group fits
-  CHECK_THROWS_AS([&] { const CastWeights::Guard guard(&casts); }(), c10::OutOfMemoryError);
-  CHECK(first.is_same(before));
-  simulated_cuda::set_limit(INT64_MAX);
-  const CastWeights::Guard guard(&casts);
-  CHECK_FALSE(first.is_same(before));
-}
-#endif
-
-namespace {
-
-// Makes a kernel fail, as an index out of range does.
-void break_gpu() {
-#ifdef YOLOX_SIMULATED_CUDA
-  simulated_cuda::fail_from_now_on();
-#else
-  torch::zeros({3}, kGpu).index({torch::full({1}, 7, torch::TensorOptions(torch::kLong).device(kGpu))});
-#endif
-  torch::cuda::synchronize();
-}
-
-}  // namespace
-
-// The next case runs this one in a process of its own.
-TEST_CASE("gpu: child: a kernel fails" * doctest::test_suite("ranks") * doctest::skip()) {
+// The next case runs this one in a process of its own. FAILURE: what fails.
+TEST_CASE("gpu: child: the GPU fails" * doctest::test_suite("ranks") * doctest::skip()) {
   report_signals();
   crash_context(".", "settings");
-  const int code = run_rank(
-      [&] {
-        GpuBatches batches(noise(64, 3), 64, 12);
-        batches.next();
-        const Batch batch = batches.next();
-        break_gpu();
-        return 0;
-      },
-      [] { write_crash(memory_report()); });
-  _exit(code);
-}
-
-GPU_TEST("gpu: after a failed kernel the run ends with one line, exit code 1 and crash.txt") {
-  TempDir dir;
-  const Outcome o = shell(dir, "$YOLOX_PROGRAMS/tests --no-skip -tc='gpu: child: a kernel fails'");
-  INFO(o.out << o.err);
-  CHECK(o.code == 1);
-  CHECK(has(o.err, "error: CUDA error: device-side assert triggered"));
-  CHECK_FALSE(has(o.err, "terminate called"));
-  CHECK_FALSE(has(o.err, "frame #"));
-  const std::string report = contents(dir / "crash.txt");
-  CHECK_MESSAGE(has(report, "device-side assert triggered"), report);
-}
-
+  const auto program = [] {
 #ifdef YOLOX_SIMULATED_CUDA
-TEST_CASE("gpu: child: LibTorch has no kernels for the GPU" * doctest::test_suite("ranks") *
-          doctest::skip()) {
-  simulated_cuda::fail_from_now_on("CUDA error: no kernel image is available for execution on the device");
-  _exit(run_program([] { parse_device("cuda"); }));
+    const std::string failure = environment_variable("FAILURE");
+    if (failure == "no kernels") {
+      simulated_cuda::fail_from_now_on(
+          "CUDA error: no kernel image is available for execution on the device");
+      parse_device("cuda");
+    }
+#endif
+    GpuBatches batches(noise(64, 3), 64, 12);
+    batches.next();
+    const Batch batch = batches.next();
+#ifdef YOLOX_SIMULATED_CUDA
+    if (failure != "kernel") {
+      Trainer trainer("yolox-nano", kGpu, "off");
+      trainer.start(batch, 0.001);
+      simulated_cuda::hang();
+      start_timeout(5, "rank 3", failure == "hang alone");
+      made_progress("step 7");
+      for (int i = 0; i < 3; ++i) trainer.start(batch, 0.001);
+    }
+    simulated_cuda::fail_from_now_on("CUDA error: device-side assert triggered");
+#else
+    torch::zeros({3}, kGpu).index({torch::full({1}, 7, torch::TensorOptions(torch::kLong).device(kGpu))});
+#endif
+    torch::cuda::synchronize();
+    return 0;
+  };
+  _exit(run_rank(program, [] { write_crash(memory_report()); }));
 }
 
-GPU_TEST("gpu: a LibTorch without kernels for the GPU is a usage error with the remedy") {
-  const Outcome o = shell(
-      TempDir(), "$YOLOX_PROGRAMS/tests --no-skip -tc='gpu: child: LibTorch has no kernels for the GPU'");
-  CHECK(o.code == 2);
-  CHECK_MESSAGE(has(o.err, "error: --device cuda: this LibTorch has no kernels for cuda:0 ("), o.err);
-  CHECK_MESSAGE(has(o.err, "see docs/install.md"), o.err);
+GPU_TEST(
+    "gpu: after a failed kernel, and with a GPU that hangs or has no kernels, the run ends with one line") {
+  for (const auto& [failure, code, error] :
+       {std::tuple("kernel", 1, "error: CUDA error: device-side assert triggered"),
+        {"hang alone", 1,
+         "error: rank 3 has been at step 7 for 5 s (--timeout): it waits for the GPU; if the"},
+        {"hang", kLostRank,
+         "it waits for the GPU, which may wait for other ranks; if the GPU has failed, `dmesg"},
+        {"no kernels", 2, "error: --device cuda: this LibTorch has no kernels for cuda:0 ("}}) {
+    if (!kSimulated && failure != std::string("kernel")) continue;
+    const TempDir dir;
+    const Outcome o = shell(dir, concat("FAILURE='", failure,
+                                        "' $YOLOX_PROGRAMS/tests --no-skip -tc='gpu: child: the GPU fails'"));
+    CHECK(o.code == code);
+    CHECK_HAS(o.err, error);
+    CHECK_FALSE(has(o.err, "terminate called"));
+    CHECK_FALSE(has(o.err, "frame #"));
+    if (failure == std::string("kernel"))
+      CHECK_HAS(contents(dir / "crash.txt"), "device-side assert triggered");
+  }
 }
-#endif
 
 // ---- data
 
@@ -481,36 +449,65 @@ GPU_TEST("gpu: batches stay intact while both streams are busy") {
   CHECK(batches.done());
 }
 
-#if defined(YOLOX_CUDA) && !defined(YOLOX_SIMULATED_CUDA)
-GPU_TEST("gpu: a step does not synchronise with the device") {
+// ---- waits for the device
+
+namespace {
+
+// Returns why work() waits for the device, each time that it does.
+template <class Work>
+std::vector<std::string> waits(const Work& work) {
+#ifdef YOLOX_SIMULATED_CUDA
+  simulated_cuda::reset_counts();
+  work();
+  return simulated_cuda::host_waits();
+#elif defined(YOLOX_CUDA)
   struct Counter : c10::WarningHandler {
     std::vector<std::string> all;
     void process(const c10::Warning& warning) override {
       if (has(warning.msg(), "synchronizing CUDA")) all.push_back(warning.msg());
     }
   } counter;
-  const auto warnings = [&](const auto& work) {
-    const c10::WarningUtils::WarningHandlerGuard guard(&counter);
-    const c10::WarningUtils::WarnAlways always(true);
-    const AtEnd off(
-        [] { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); });
-    c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_WARN);
-    work();
-    return std::exchange(counter.all, {});
-  };
-  // Shows that a synchronisation would be found.
+  const c10::WarningUtils::WarningHandlerGuard guard(&counter);
+  const c10::WarningUtils::WarnAlways always(true);
+  const AtEnd off(
+      [] { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); });
+  c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_WARN);
+  work();
+  return counter.all;
+#else
+  (void)work;
+  return {};
+#endif
+}
+
+}  // namespace
+
+GPU_TEST(
+    "gpu: a step does not synchronise with the device, and the numbers of several steps are read at once") {
   const Tensor one = torch::ones({}, kGpu);
-  CHECK(warnings([&] { one.item<float>(); }).size() == 1);
-  for (const std::string amp : {"off", "bf16", "fp16"}) {
-    INFO(amp);
+  CHECK(waits([&] { one.item<float>(); }).size() == 1);  // shows that a wait would be found
+  const AtEnd off([] { use_fused_norm(false); });
+  for (const auto& [amp, sync_bn, fused] : {std::tuple("off", false, false),
+                                            {"fp16", false, false},
+                                            {"bf16", true, false},
+                                            {"bf16", false, true},
+                                            {"bf16", true, true}}) {
+    use_fused_norm(fused && has_fused_norm());
     Trainer trainer("yolox-s", kGpu, amp);
+    if (sync_bn) use_sync_bn(*trainer.model, two_equal_ranks());
     const int side = kSimulated ? 64 : 256;
-    GpuBatches batches(noise(side, 20), side, 4 * 4, 4);
-    for (int i = 0; i < 3; ++i) trainer(batches.next(), 0.001);
+    GpuBatches batches(noise(side, 20), side, 5 * 2);
+    trainer(batches.next(), 0.001);
+    for (int i = 0; i < 3; ++i) trainer.start(batches.next(), 0.001);
     const Batch batch = batches.next();
-    const auto found = warnings([&] { trainer.start(batch, 0.001); });
-    for (const auto& text : found) MESSAGE(text);
-    CHECK(found.empty());
+    for (const auto& wait : waits([&] { trainer.start(batch, 0.001); })) FAIL_CHECK(wait);
+    std::vector<StepRow> steps;
+    const auto waited = waits([&] { steps = trainer.steps->unread.read(); });
+    if (kSimulated) CHECK(waited.size() == 1);
+    REQUIRE(steps.size() == 4);
+    for (size_t i = 0; i < 4; ++i) {
+      CHECK(steps[i].step == int64_t(i) + 1);
+      CHECK(steps[i].numbers.total != steps[(i + 1) % 4].numbers.total);
+    }
   }
 }
-#endif

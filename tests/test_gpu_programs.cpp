@@ -116,6 +116,31 @@ PROGRAM_TEST("gpu: fused kernels that differ from torch on a rank are used on no
   CHECK_MESSAGE(has(o.out, "is the tolerance (rank 1)"), o.out);
 }
 
+PROGRAM_TEST("gpu: a driver without a usable GPU is an error, unless the CPU is selected" *
+             doctest::skip(!torch::cuda::is_available() || !kSimulated)) {
+  DataDir dir(4);
+  fs::create_directories(dir / "driver/nvidia");
+  write_text(dir / "driver/nvidia/version", "NVRM version: 470.1");
+  const auto run = [&](const std::string& flags) {
+    return shell(dir,
+                 concat("SIMULATED_CUDA_DEVICES=0 unshare -rm sh -c 'mount --bind driver /proc/driver || ",
+                        "exit 77; $YOLOX_PROGRAMS/train --data data --model yolox-nano --size 64 --bs 2 ",
+                        "--max-iters 1 --eval-interval 0 ", flags, "'"));
+  };
+  const Outcome unusable = run("--out a");
+  if (unusable.code == 77 || has(unusable.err, "unshare")) {
+    MESSAGE("skipped: this machine does not let a test mount a folder");
+    return;
+  }
+  CHECK(unusable.code == 2);
+  CHECK_HAS(unusable.err, "torch cannot use the GPU of this machine");
+  CHECK_HAS(unusable.err, "--device cpu");
+  for (const std::string flags : {"--device cpu --out b", "--procs 2 --out c"}) {
+    const Outcome o = run(flags);
+    CHECK_MESSAGE(o.code == 0, o.err);
+  }
+}
+
 GPU_PROGRAM_TEST("gpu: ranks on the same GPU are refused") {
   TempDir dir;
   const Outcome o = train_two_ranks(dir, "CUDA_VISIBLE_DEVICES=0");

@@ -84,6 +84,7 @@ SEVERAL_GPUS("gpu: ranks: after kill -9 of a rank the others end, also while gra
     CHECK(run.process.wait() == 128 + SIGKILL);
     for (const pid_t rank : run.ranks) CHECK(kill(rank, 0) != 0);
     CHECK_HAS(contents(run.process.err), "was killed by SIGKILL");
+    CHECK_FALSE(has(contents(run.process.err), "SIGABRT"));
   }
 }
 
@@ -105,4 +106,24 @@ SEVERAL_GPUS("gpu: ranks: multi-scale with graphs trains to its end") {
       "--data data --model yolox-nano --size 96 --bs 4 --epochs 12 --graph --eval-interval 0 --out r");
   CHECK_FALSE(has(printed, "without the CUDA graphs"));
   CHECK_HAS(printed, "done: r/last.pth");
+}
+
+PROGRAM_TEST("gpu: ranks: if the largest step does not fit on a rank, all begin with more micro-batches" *
+             doctest::skip(!torch::cuda::is_available() || !kSimulated)) {
+  DataDir dir(8);
+  const std::string flags =
+      "--data data --model yolox-nano --size 192 --no-multiscale --bs 8 --eval-interval 0 --max-iters 1 ";
+  const auto peak = [&](const std::string& more) {  // bytes of a rank
+    const std::string said = trained(dir, 2, flags + more), mark = "ranks   memory ";
+    REQUIRE_MESSAGE(has(said, mark), said);
+    CHECK_FALSE(has(said, "accum   "));
+    return 1e6 * std::stod(said.substr(said.find(mark) + mark.size()));
+  };
+  const double whole = peak("--out a"), quarters = peak("--accum 4 --out b");
+  REQUIRE(whole > 1.3 * quarters);
+  const Env limit("SIMULATED_CUDA_LIMIT", concat(int64_t(0.5 * (whole + quarters))).c_str());
+  CHECK_HAS(trained(dir, 2, flags + "--out c"),
+            "instead of 1: with less, a step of 192x192 pixels does not fit");
+  const double accum = json_number(dir / "c/config.json", "accum");
+  CHECK((accum == 2 || accum == 4));
 }

@@ -54,65 +54,44 @@ std::vector<std::array<float, 5>> random_boxes(int64_t count, float width, float
   return rows;
 }
 
-// Computes SimOTA with plain loops over objects and points, as a reference. Returns the object of each point,
-// or -1.
-std::vector<int64_t> assign_by_loops(const Scene& s, int64_t b, const Targets& t) {
-  const int64_t points = s.anchors.stride.numel(), objects = t.counts[b];
-  std::vector<int64_t> candidates;
-  std::vector<std::vector<char>> own(objects, std::vector<char>(points));
-  for (int64_t a = 0; a < points; ++a) {
-    const float stride = s.anchors.stride[a].item<float>(), r = float(kCentreRadius) * stride;
-    const float x = (s.anchors.grid[a][0].item<float>() + .5f) * stride,
-                y = (s.anchors.grid[a][1].item<float>() + .5f) * stride;
-    bool any = false;
-    for (int64_t g = 0; g < objects; ++g) {
-      const float gx = t.boxes[b][g][0].item<float>(), gy = t.boxes[b][g][1].item<float>();
-      own[g][a] = std::abs(x - gx) < r && std::abs(y - gy) < r;
-      any |= own[g][a];
-    }
-    if (any) candidates.push_back(a);
-  }
-  std::vector<int64_t> matched(points, -1), times(points, 0);
-  if (candidates.empty()) return matched;
-  const auto at = [](const Tensor& v, int64_t i) { return v[i].item<double>(); };
-  std::vector<std::vector<double>> costs(objects);
+// Computes SimOTA for one image as the paper defines it, in float64. Returns the object of each point, or -1.
+Tensor assign_by_definition(const Scene& s, int64_t b, const Targets& t) {
+  const int64_t objects = t.counts[b];
+  Tensor matched = torch::full({s.anchors.stride.numel()}, -1, torch::kLong);
+  if (objects == 0) return matched;
+  const Tensor boxes = t.boxes[b].slice(0, 0, objects).to(torch::kDouble),
+               stride = s.anchors.stride.unsqueeze(1);
+  const Tensor away = ((s.anchors.grid + 0.5) * stride - boxes.slice(1, 0, 2).unsqueeze(1)).abs();
+  const Tensor in_centre = (away < kCentreRadius * stride).all(2);  // [objects, points]
+  const Tensor points = in_centre.any(0).nonzero().squeeze(1);      // the candidates
+  if (points.numel() == 0) return matched;
+  const Tensor predicted = s.boxes[b].index_select(0, points).to(torch::kDouble);
+  const auto corner = [](const Tensor& box, double side) {
+    return box.slice(1, 0, 2) + side * box.slice(1, 2, 4);
+  };
+  const Tensor both = (torch::min(corner(boxes, 0.5).unsqueeze(1), corner(predicted, 0.5)) -
+                       torch::max(corner(boxes, -0.5).unsqueeze(1), corner(predicted, -0.5)))
+                          .clamp_min(0)
+                          .prod(2);
+  const auto area = [](const Tensor& box) { return box.select(1, 2) * box.select(1, 3); };
+  const Tensor iou = both / (area(boxes).unsqueeze(1) + area(predicted) - both);
+  const auto logits = [&](const Tensor& x) { return x[b].index_select(0, points).to(torch::kDouble); };
+  const Tensor probability = (logits(s.raw.cls).sigmoid() * logits(s.raw.obj).sigmoid().unsqueeze(1)).sqrt();
+  const Tensor one_hot = torch::one_hot(t.classes[b].slice(0, 0, objects), kClasses).to(torch::kDouble);
+  const Tensor class_cost =
+      -(one_hot.matmul(probability.log().t()) + (1 - one_hot).matmul((1 - probability).log().t()));
+  const Tensor cost =
+      class_cost - 3 * (iou + 1e-8).log() + 1e6 * in_centre.index_select(1, points).logical_not();
+  Tensor chosen = torch::zeros_like(cost, torch::kBool);
   for (int64_t g = 0; g < objects; ++g) {
-    std::vector<double> ious;
-    for (const int64_t a : candidates) {
-      const Tensor p = s.boxes[b][a], q = t.boxes[b][g];
-      const double w = std::min(at(p, 0) + at(p, 2) / 2, at(q, 0) + at(q, 2) / 2) -
-                       std::max(at(p, 0) - at(p, 2) / 2, at(q, 0) - at(q, 2) / 2);
-      const double h = std::min(at(p, 1) + at(p, 3) / 2, at(q, 1) + at(q, 3) / 2) -
-                       std::max(at(p, 1) - at(p, 3) / 2, at(q, 1) - at(q, 3) / 2);
-      const double both = std::max(w, 0.) * std::max(h, 0.),
-                   iou = both / (at(p, 2) * at(p, 3) + at(q, 2) * at(q, 3) - both);
-      ious.push_back(iou);
-      double cost = -3 * std::log(iou + 1e-8) + (own[g][a] ? 0 : 1e6);
-      for (int64_t c = 0; c < kClasses; ++c) {
-        const auto sigmoid = [](double v) { return 1 / (1 + std::exp(-v)); };
-        const double prob =
-            std::sqrt(sigmoid(s.raw.cls[b][a][c].item<double>()) * sigmoid(s.raw.obj[b][a].item<double>()));
-        cost -= c == t.classes[b][g].item<int64_t>() ? std::log(prob) : std::log(1 - prob);
-      }
-      costs[g].push_back(cost);
-    }
-    std::sort(ious.rbegin(), ious.rend());
-    double sum = 0;
-    for (size_t i = 0; i < std::min<size_t>(10, ious.size()); ++i) sum += ious[i];
-    const size_t k = std::max(1, int(sum));
-    std::vector<size_t> order(candidates.size());
-    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-    std::sort(order.begin(), order.end(), [&](size_t i, size_t j) { return costs[g][i] < costs[g][j]; });
-    for (size_t i = 0; i < std::min(k, order.size()); ++i) {
-      matched[candidates[order[i]]] = g;
-      ++times[candidates[order[i]]];
-    }
+    const Tensor best = std::get<0>(iou[g].topk(std::min<int64_t>(10, points.numel())));
+    const int64_t k = std::max<int64_t>(1, best.sum().to(torch::kLong).item<int64_t>());
+    chosen[g].index_fill_(0, std::get<1>(cost[g].topk(k, 0, /*largest=*/false)), true);
   }
-  for (size_t i = 0; i < candidates.size(); ++i)
-    if (times[candidates[i]] > 1)
-      for (int64_t g = 0; g < objects; ++g)
-        if (costs[g][i] < costs[matched[candidates[i]]][i]) matched[candidates[i]] = g;
-  return matched;
+  // A point that several objects choose goes to the one with the smallest cost.
+  const Tensor owner = cost.masked_fill(chosen.logical_not(), INFINITY).argmin(0);
+  const Tensor smallest = torch::where(chosen.sum(0) > 1, cost.argmin(0), owner);
+  return matched.index_copy_(0, points, torch::where(chosen.any(0), smallest, torch::full_like(owner, -1)));
 }
 }  // namespace
 
@@ -153,7 +132,7 @@ SHARED_TEST("simota: the assignment equals the official one, point by point") {
   }
 }
 
-TEST_CASE("simota: the assignment equals the definition in plain loops") {
+TEST_CASE("simota: the assignment equals the definition") {
   const Scene s(3);
   std::vector<std::vector<std::array<float, 5>>> images(3);
   std::srand(1);
@@ -161,10 +140,7 @@ TEST_CASE("simota: the assignment equals the definition in plain loops") {
     for (int b = 0; b < 3; ++b) images[b] = random_boxes(count + b - 1, 160, 128, 80);
     const auto t = targets(images);
     const auto a = s.assign(t);
-    for (int64_t b = 0; b < 3; ++b) {
-      const auto expected = assign_by_loops(s, b, t);
-      CHECK(torch::equal(a[b], torch::tensor(expected, torch::kLong)));
-    }
+    for (int64_t b = 0; b < 3; ++b) CHECK(torch::equal(a[b], assign_by_definition(s, b, t)));
   }
 }
 

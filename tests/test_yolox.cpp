@@ -170,23 +170,6 @@ TEST_CASE("yolox: NMS of a small example: overlap, classes, class-agnostic, and 
   CHECK(d[1][6].item<float>() == 1);
   CHECK(postprocess(out, 0.01, 0.5, true)[0].size(0) == 1);
   CHECK(postprocess(out, 0.99, 0.5)[0].sizes() == torch::IntArrayRef({0, 7}));
-  // The form for GPUs keeps the same boxes.
-  torch::manual_seed(3);
-  Tensor rows = torch::rand({4, 400, 7});
-  rows.slice(-1, 0, 2) *= 200;
-  rows.slice(-1, 2, 4) = rows.slice(-1, 0, 2) + 50 * rows.slice(-1, 2, 4);
-  rows.select(-1, 6) = (rows.select(-1, 6) * 3).floor();
-  rows.slice(-1, 4, 6) = std::get<0>(rows.slice(-1, 4, 6).sort(1, /*descending=*/true));
-  rows[3].slice(0, 300).select(1, 4) = 0;
-  for (const bool agnostic : {false, true}) {
-    const auto [kept, certain] = batched_nms(rows, rows.select(-1, 4) > 0, 0.5, agnostic);
-    CHECK(certain.all().item<bool>());
-    for (int64_t b = 0; b < 4; ++b) {
-      const Tensor r = rows[b].slice(0, 0, b == 3 ? 300 : 400), group = r.select(1, 6) * (agnostic ? 0 : 1);
-      const Tensor expected = nms(r.slice(1, 0, 4), r.select(1, 4) * r.select(1, 5), group, 0.5);
-      CHECK(torch::equal(kept[b].nonzero().flatten(), expected));
-    }
-  }
 }
 
 TEST_CASE(
@@ -203,21 +186,6 @@ TEST_CASE(
   CHECK(error_of([&] {
           make_yolox({"yolox-micro", 0.33, 0.2, true}, 3);
         }) == "yolox-micro: the width must be a multiple of 1/64, such as 0.203125, got 0.2");
-}
-
-TEST_CASE("yolox: channels-last weights and images give the same output") {
-  torch::manual_seed(1);
-  YOLOX a = make_model("yolox-nano", 5), b = make_model("yolox-nano", 5);
-  for (size_t i = 0; i < a->parameters().size(); ++i) b->parameters()[i].set_data(a->parameters()[i].clone());
-  to_channels_last(*b);
-  a->to(torch::kDouble);
-  b->to(torch::kDouble);
-  CHECK(b->backbone->as<YOLOPAFPN>()->backbone->as<CSPDarknet>()->dark2->parameters()[3].is_contiguous(
-      torch::MemoryFormat::ChannelsLast));
-  const Tensor x = torch::rand({2, 3, 96, 64}, torch::kDouble) * 255;
-  const auto p = a(x), q = b(x.contiguous(torch::MemoryFormat::ChannelsLast));
-  CHECK(relative_error(q.reg, p.reg) < 1e-11);
-  CHECK(relative_error(q.cls, p.cls) < 1e-11);
 }
 
 TEST_CASE(
@@ -254,18 +222,17 @@ TEST_CASE(
   const auto of_a = a->named_parameters(), of_b = b->named_parameters();
   for (const auto& p : of_a) CHECK_MESSAGE(relative_error(of_b[p.key()], p.value()) < 1e-3, p.key());
 
-  // A frozen filter stays as it is, and so does one that is dead or would overflow.
+  // A frozen filter stays as it is, and so does one that is dead.
   YOLOX c = make(8);
   const auto of_c = c->named_parameters();
   const Tensor frozen = of_c["backbone.backbone.stem.conv.conv.weight"];
   Tensor gamma = of_c["backbone.backbone.dark2.0.dconv.bn.weight"];
   frozen.set_requires_grad(false);
-  gamma[0].fill_(1e20);
   gamma[1].fill_(0);
-  const Tensor stem_before = frozen.clone(), gamma_before = gamma.clone();
+  const Tensor before = frozen.clone();
   scale_filters(*c);
-  CHECK(torch::equal(frozen, stem_before));
-  CHECK(torch::equal(gamma.slice(0, 0, 2), gamma_before.slice(0, 0, 2)));
+  CHECK(torch::equal(frozen, before));
+  CHECK(gamma[1].item<float>() == 0);
 }
 
 TEST_CASE("yolox: fuse_batch_norms removes all batch norms and keeps the output") {

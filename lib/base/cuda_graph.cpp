@@ -9,12 +9,14 @@
 
 #ifdef YOLOX_CUDA
 #include <ATen/core/CachingHostAllocator.h>
-#include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <cuda_runtime_api.h>
+#if !YOLOX_TORCH_AT_LEAST(12)
+#include <ATen/cuda/CUDAGeneratorImpl.h>
+#endif
 #endif
 
 namespace yolox {

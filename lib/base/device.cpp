@@ -20,8 +20,8 @@ namespace yolox {
 
 // What CUDA says about a GPU.
 struct Gpu {
-  std::string name, uuid, pci_address;
-  int major = 0, minor = 0;  // compute capability
+  std::string name, address;  // PCI
+  int major = 0, minor = 0;   // compute capability
 };
 
 // Returns an empty Gpu for the CPU.
@@ -29,11 +29,9 @@ static Gpu gpu_of([[maybe_unused]] torch::Device device) {
 #ifdef YOLOX_CUDA
   cudaDeviceProp p;
   if (!device.is_cuda() || cudaGetDeviceProperties(&p, device.index()) != cudaSuccess) return {};
-  std::string uuid = "GPU-";
-  for (const char byte : p.uuid.bytes) uuid += formatted("%02x", unsigned(byte) & 255);
   const std::string address =
       formatted("%04x:%02x:%02x", unsigned(p.pciDomainID), unsigned(p.pciBusID), unsigned(p.pciDeviceID));
-  return {p.name, uuid, address, p.major, p.minor};
+  return {p.name, address, p.major, p.minor};
 #else
   return {};
 #endif
@@ -109,9 +107,7 @@ std::string device_name(torch::Device device) {
   return gpu.name.empty() ? device.str() : concat(device.str(), " (", gpu.name, ")");
 }
 
-std::string gpu_uuid(torch::Device device) { return gpu_of(device).uuid; }
-
-std::string gpu_pci_address(torch::Device device) { return gpu_of(device).pci_address; }
+std::string gpu_address(torch::Device device) { return gpu_of(device).address; }
 
 double gpu_memory(torch::Device device) { return memory_of_gpu(device).second; }
 

@@ -32,12 +32,8 @@ void use_expandable_segments();
 // Returns "cpu" or "cuda:0 (NVIDIA H200)".
 std::string device_name(torch::Device device);
 
-// Returns the name by which a GPU differs from all others of the machine: the UUID of a GPU or of a MIG
-// slice, such as "GPU-3f2a...". Slices of one GPU have the same PCI address. Returns "" for the CPU.
-std::string gpu_uuid(torch::Device device);
-
-// Returns the PCI address of a GPU, such as "0000:3b:00", "" for the CPU.
-std::string gpu_pci_address(torch::Device device);
+// Returns the PCI address of a GPU, such as "0000:3b:00", which MIG slices share; "" for the CPU.
+std::string gpu_address(torch::Device device);
 
 // Returns the total memory of a GPU in bytes, 0 for the CPU.
 double gpu_memory(torch::Device device);

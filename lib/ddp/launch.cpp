@@ -346,6 +346,41 @@ bool is_lost_rank_error(const std::exception& e) {
   return dynamic_cast<const LostRank*>(&e) != nullptr;
 }
 
+int run_rank(const std::function<int()>& program, const std::function<void()>& failed) {
+  int code = 0;
+  const int error = run_program([&] {
+    try {
+      code = program();
+    } catch (const UsageError&) {
+      throw;
+    } catch (const NeedsRestart&) {
+      code = kNeedsRestart;
+      throw;
+    } catch (const std::exception& e) {
+      if (is_lost_rank_error(e))
+        code = kLostRank;
+      else
+        failed();
+      throw;
+    }
+  });
+  return code ? code : error;
+}
+
+void set_up_nccl(bool graph) {
+  // NCCL's own handling of errors would abort the process before it can print why, and its recorder of
+  // collectives costs time in each of them.
+  for (const char* name :
+       {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_RETHROW_CUDA_ERRORS", "TORCH_NCCL_ENABLE_MONITORING",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_TRACE_BUFFER_SIZE"})
+    setenv(name, "0", /*overwrite=*/0);
+  // "all" and "SyncBN" run at the same time. All ranks launch them in one order, which NCCL then keeps.
+  if (!graph) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
+  // With registered buffers of CUDA graphs, the ranks of a machine wait for each other while they record. A
+  // rank whose recording has failed would never arrive.
+  setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0);
+}
+
 std::string nccl_cause(const std::string& what) {
   const std::string mark = "Last error:";
   std::string cause = what.substr(0, what.find('\n'));
@@ -369,17 +404,14 @@ std::string nccl_remedy(const std::string& what) {
 }
 
 void check_gpus(const std::vector<Peer>& peers) {
-  std::map<std::pair<std::string, std::string>, size_t> gpus;  // (machine, PCI address) -> rank
+  std::map<std::string, size_t> ranks;  // by GPU
   for (size_t r = 0; r < peers.size(); ++r) {
     const Peer& p = peers[r];
     if (p.gpu.empty()) continue;
-    const auto [other, is_new] = gpus.emplace(std::pair(p.machine(), p.pci), r);
-    if (is_new) continue;
-    check(p.gpu == peers[other->second].gpu, "rank ", other->second, " and rank ", r,
-          " use two MIG slices of one GPU (", p.text(),
-          "); NCCL does not support this: use one slice, or turn ", "MIG off");
-    fail("rank ", other->second, " and rank ", r, " share a GPU (", p.text(),
-         "); each rank needs its own GPU: start fewer ranks, or check CUDA_VISIBLE_DEVICES");
+    const auto [other, is_new] = ranks.emplace(p.machine() + " " + p.gpu, r);
+    check(is_new, "rank ", other->second, " and rank ", r, " share a GPU (", p.text(),
+          "); each rank needs a whole GPU, not a MIG slice of it: start fewer ranks, or check "
+          "CUDA_VISIBLE_DEVICES");
   }
 }
 

@@ -19,6 +19,7 @@
 #include <cstring>
 #include <ctime>
 #include <fstream>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -113,6 +114,15 @@ bool is_local_error(const std::exception& e);
 // Returns true for LostRank and for errors of torch about a broken connection to another rank.
 bool is_lost_rank_error(const std::exception& e);
 
+// Runs program() like run_program() and returns the exit code of the process. program() returns the exit
+// code. The exit code is kLostRank if this rank ended because it lost another rank, so that the launcher can
+// find the rank that failed first, and kNeedsRestart for NeedsRestart. failed(): called before any other
+// error is printed, but not for UsageError.
+int run_rank(
+    const std::function<int()>& program, const std::function<void()>& failed = [] {});
+
+// Sets the environment of NCCL, before other threads read it. graph: collectives are recorded in graphs.
+void set_up_nccl(bool graph);
 // Returns the cause in an error of torch about a collective, in one line: the first line without the place in
 // the source, and NCCL's "Last error".
 std::string nccl_cause(const std::string& what);
@@ -123,17 +133,14 @@ std::string nccl_remedy(const std::string& what);
 struct Peer {
   std::string host;
   pid_t process = 0;
-  std::string gpu;   // UUID; empty for the CPU
-  std::string pci;   // PCI address of the GPU; empty for the CPU
+  std::string gpu;   // PCI address; empty for the CPU
   std::string boot;  // changes with each start of a machine, and so differs between machines of one name
   std::string machine() const { return host + " " + boot; }
-  std::string text() const {
-    return concat(host, ", process ", process, gpu.empty() ? "" : ", " + gpu.substr(0, 12));
-  }
+  std::string text() const { return concat(host, ", process ", process, gpu.empty() ? "" : ", GPU " + gpu); }
 };
 
-// Throws std::runtime_error if NCCL cannot connect the GPUs, because two ranks have the same GPU or two MIG
-// slices of one GPU. peers: of all ranks, by rank.
+// Throws std::runtime_error if two ranks have the same GPU, which NCCL cannot connect, or two MIG slices of
+// one. peers: of all ranks, by rank.
 void check_gpus(const std::vector<Peer>& peers);
 
 // ---- shared memory: exchange of small vectors between the ranks of one machine. A gloo collective uses

@@ -72,10 +72,8 @@ void Dtr::pin(const torch::Tensor& t) {
 
 void Dtr::check_budget(double limit) const {
   const auto mb = [](double bytes) { return std::ceil(bytes / 1e5) / 10; };
-  const double enough = 1.02 * limit, before = done.budget - settings.budget;
   usage_check(settings.automatic || limit <= kSlack * done.budget, "the memory budget of ", mb(done.budget),
-              " MB is too small for this step; ", mb(enough), " MB may be enough",
-              settings.relative_to_start ? concat(" (", mb(enough - before), " of them for the step)") : "");
+              " MB is too small for this step; ", mb(1.02 * limit), " MB may be enough");
 }
 
 std::string Dtr::slowdown_text(double slowdown) const {
@@ -93,8 +91,7 @@ void Dtr::begin() {
   check(!now_running, "a step with --dtr began while another one was running");
   const int64_t out_of_memory = std::exchange(done, {}).out_of_memory_count;
   const double used = settings.used().now;
-  done.budget = settings.automatic ? settings.automatic(used, out_of_memory)
-                                   : settings.budget + (settings.relative_to_start ? used : 0);
+  done.budget = settings.automatic ? settings.automatic(used, out_of_memory) : settings.budget;
   limit = done.budget;
   peak = used;
   cost_at_last_raise = 0;

@@ -35,7 +35,7 @@
 // storage, DTR copies the old contents first.
 //
 // Between two operations the program must not keep the data_ptr() of a large tensor nor write through it,
-// unless it has called dtr_pin() on this tensor.
+// unless it has called Dtr::running()->pin() on this tensor.
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -75,7 +75,6 @@ struct DtrSettings {
   // allocated now, and the number of out-of-memory errors in the previous step. Exceeding this budget is not
   // an error.
   std::function<double(double, int64_t)> automatic = {};
-  bool relative_to_start = false;      // the budget does not include the memory that is in use before a step
   int64_t min_size = 64 << 10;         // bytes; smaller storages are pinned
   c10::DeviceType device = c10::kCPU;  // storages on other devices are pinned
   // Returns the allocated bytes. Default: those of CountingAllocator, on the CPU.
@@ -313,11 +312,5 @@ class Dtr {
 // Returns the settings for --dtr. bytes: the budget; infinity: the free memory of the device, with a margin;
 // 0: DTR is off. ranks_here: number of ranks that share the memory of this machine.
 DtrSettings dtr_settings(double bytes, torch::Device device, int ranks_here);
-
-// Rematerialises the storage of `t` and pins it until the step ends. Call it before code that reads or writes
-// a large tensor through data_ptr(). Does nothing without DTR.
-inline void dtr_pin(const torch::Tensor& t) {
-  if (Dtr* dtr = Dtr::running()) dtr->pin(t);
-}
 
 }  // namespace yolox

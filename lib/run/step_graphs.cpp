@@ -134,7 +134,7 @@ bool StepGraphs::record_graph(Kind& kind, const Step& step) {
     kind.counts_per_step.push_back(counts[i] - before[i]);
     counts[i].copy_(before[i]);
   }
-  // Recording waits for no other rank (NCCL_GRAPH_REGISTER in ddp.hpp), so that all arrive here.
+  // Recording waits for no other rank (NCCL_GRAPH_REGISTER in lib/ddp/launch.cpp), so that all arrive here.
   if (ranks.max(!why.empty()) == 0) return true;
   why = why.empty() ? "another rank cannot record them" : why.substr(0, why.find('\n'));
   log.line("warning: training goes on without the CUDA graphs (--graph), because " + why);

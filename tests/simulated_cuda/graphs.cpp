@@ -29,37 +29,9 @@ static std::set<Graph*>& graphs() {  // all use the same pool
   static auto* all = new std::set<Graph*>;
   return *all;
 }
-struct Pool {
-  int64_t users = 0;
-  bool allocates = false;
-};
-static std::map<uint64_t, Pool>& pools() {
-  static auto* all = new std::map<uint64_t, Pool>;
-  return *all;
-}
-
-void begin_allocate_to_pool(uint64_t id) {
-  const Lock lock(mutex());
-  const bool is_new = pools().count(id) == 0;
-  Pool& pool = pools()[id];
-  TORCH_CHECK(is_new || pool.users > 0, "use_count > 0 INTERNAL ASSERT FAILED");
-  TORCH_CHECK(!pool.allocates, "beginAllocateToPool: already recording to mempool_id");
-  pool.allocates = true;
-  ++pool.users;
-}
-void end_allocate_to_pool(uint64_t id) {
-  const Lock lock(mutex());
-  TORCH_CHECK(pools()[id].allocates, "endAllocatePool: not currently recording to mempool_id");
-  pools()[id].allocates = false;
-}
 bool has_graphs() {
   const Lock lock(mutex());
   return !graphs().empty();
-}
-void release_pool(uint64_t id) {
-  const Lock lock(mutex());
-  TORCH_CHECK(pools()[id].users > 0, "releasePool: the pool is not in use");
-  --pools()[id].users;
 }
 
 static std::shared_ptr<Graph>& recorded() {
@@ -72,7 +44,7 @@ Graph::~Graph() {
   graphs().erase(this);
   for (Block* b : blocks) {
     if (freed.count(b)) {
-      arena().free(b);
+      erase(b);
       continue;
     }
     b->stream = stream / kStreams * kStreams;
@@ -118,23 +90,17 @@ namespace at::cuda {
 
 using namespace simulated_cuda;
 
-c10::MempoolId_t graph_pool_handle() {
-  static uint64_t last = 0;
-  return {0, ++last};
-}
+c10::MempoolId_t graph_pool_handle() { return {0, 1}; }
 
-void CUDAGraph::capture_begin(c10::MempoolId_t pool, cudaStreamCaptureMode) {
+void CUDAGraph::capture_begin(c10::MempoolId_t, cudaStreamCaptureMode) {
   const Lock lock(mutex());
   throw_if_failed();
   TORCH_CHECK(current_stream() % kStreams != 0, "CUDA graphs must be captured on a non-default stream");
   TORCH_CHECK(!recorded(), "another graph is being recorded");
-  begin_allocate_to_pool(pool.second);
-  memory_pool = pool;
   graph = std::make_shared<Graph>();
   graph->stream = current_stream();
-  arena().for_each([&](Block* b) {
-    if (b->graph.expired()) graph->before[b].assign(b->bytes, b->bytes + b->size);
-  });
+  for (const auto& [bytes, b] : blocks())
+    if (b->graph.expired()) graph->before[b].assign(bytes, bytes + b->size);
   graphs().insert(graph.get());
   recorded() = graph;
 }
@@ -143,32 +109,26 @@ void CUDAGraph::capture_end() {
   const Lock lock(mutex());
   TORCH_CHECK(recorded() && recorded() == graph, "no recording of this graph");
   recorded().reset();
-  arena().for_each([&](Block* b) {
+  for (const auto& [bytes, b] : blocks()) {
     const auto at = graph->before.find(b);
     if (at != graph->before.end() && at->second.size() == b->size)
-      std::memcpy(b->bytes, at->second.data(), b->size);
-  });
+      std::memcpy(bytes, at->second.data(), b->size);
+  }
   graph->before.clear();
-  for (Block* b : graph->blocks) std::memset(b->bytes, 0xFF, b->size);
+  for (Block* b : graph->blocks) std::memset(b->bytes(), 0xFF, b->size);
   TORCH_CHECK(graph->failure.empty(), "CUDA error: operation failed due to a previous error during capture (",
               graph->failure, ")");
-  end_allocate_to_pool(memory_pool.second);
-  ended = true;
-}
-
-CUDAGraph::~CUDAGraph() {
-  if (ended) release_pool(memory_pool.second);
 }
 
 void CUDAGraph::replay() {
   throw_if_failed();
   TORCH_CHECK(graph, "Called CUDAGraph::replay without a preceding successful capture.");
-  count(Kind::call, "CUDA graph");
+  count_call();
   {
     const Lock lock(mutex());
     do_copies_before(clock_of(current_stream()));
     for (const Graph* other : graphs())
-      for (Block* b : other->blocks) std::memset(b->bytes, 0xFF, b->size);
+      for (Block* b : other->blocks) std::memset(b->bytes(), 0xFF, b->size);
   }
   // With SIMULATED_CUDA_GRAPHS=incomplete, the last quarter of the work is missing.
   const char* fault = std::getenv("SIMULATED_CUDA_GRAPHS");

@@ -3,14 +3,10 @@
 // the same bytes, calls it, and turns its results into tensors of the device without a copy.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/native/ForeachUtils.h>
-#include <c10/core/CPUAllocator.h>
 #include <torch/library.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
-#include <random>
 #include <unordered_map>
 
 #include "state.hpp"
@@ -30,13 +26,12 @@ using torch::jit::Stack;
 // ---- what is known about an operator
 
 struct Operator {
-  std::string name;              // without "aten::"
-  bool has_kernel = true;        // false: CUDA has no kernel for it
-  bool only_metadata = false;    // starts no kernel
-  bool takes_indices = false;    // indices may be on the CPU
-  std::string why_host_waits;    // empty: the host does not wait
-  std::vector<bool> writes;      // for each argument
-  std::vector<bool> generators;  // for each argument
+  std::string name;            // without "aten::"
+  bool has_kernel = true;      // false: CUDA has no kernel for it
+  bool only_metadata = false;  // starts no kernel
+  bool takes_indices = false;  // indices may be on the CPU
+  std::string why_host_waits;  // empty: the host does not wait
+  std::vector<bool> writes;    // for each argument
 };
 
 bool one_of(const std::string& name, std::initializer_list<const char*> names) {
@@ -63,14 +58,29 @@ const Operator& operator_of(const c10::OperatorHandle& handle) {
   for (const auto& r : schema.returns()) is_view = is_view && r.alias_info() && !r.alias_info()->isWrite();
   o.only_metadata = is_view || one_of(o.name, {"set_", "resize_", "resize_as_", "_local_scalar_dense",
                                                "is_set_to", "_unsafe_view"});
-  for (const auto& argument : schema.arguments()) {
+  for (const auto& argument : schema.arguments())
     o.writes.push_back(argument.alias_info() && argument.alias_info()->isWrite());
-    o.generators.push_back(argument.type()->str().find("Generator") != std::string::npos);
-  }
   // The schema does not say that the running statistics are written.
   if (o.name == "native_batch_norm") o.writes[3] = o.writes[4] = true;
-  if (!schema.overload_name().empty()) o.name += "." + schema.overload_name();
   return known->emplace(&schema, std::move(o)).first->second;
+}
+
+// Returns the argument with f(tensor) in place of each tensor.
+template <class Function>
+IValue map_tensors(const IValue& v, const Function& f) {
+  if (v.isTensor()) return f(v.toTensor());
+  if (v.isTensorList()) {
+    c10::List<Tensor> list;
+    for (const Tensor& t : v.toTensorVector()) list.push_back(f(t));
+    return list;
+  }
+  if (v.isOptionalTensorList()) {
+    c10::List<std::optional<Tensor>> list;
+    for (const auto& t : v.toOptionalTensorVector())
+      list.push_back(t && t->defined() ? std::optional<Tensor>(f(*t)) : std::nullopt);
+    return list;
+  }
+  return v;
 }
 
 // ---- one call
@@ -83,7 +93,7 @@ struct Call {
   c10::Storage host(const c10::Storage& s) {
     for (const auto& [device, cpu] : storages)
       if (device.unsafeGetStorageImpl() == s.unsafeGetStorageImpl()) return cpu;
-    void* p = s.data() ? arena().bytes_at(s.data()) : nullptr;
+    void* p = s.data() ? bytes_at(s.data()) : nullptr;
     c10::Storage cpu(c10::make_intrusive<c10::StorageImpl>(
         c10::StorageImpl::use_byte_size_t(), c10::SymInt(int64_t(s.nbytes())), c10::DataPtr(p, kCPU),
         c10::GetCPUAllocator(), true));
@@ -104,32 +114,13 @@ struct Call {
     tensors.push_back({t, view(host(t.storage()), DispatchKey::CPU, t), write});
     return tensors.back().cpu;
   }
-  IValue host(const IValue& v, bool write, bool is_generator) {
-    if (v.isTensor()) return host(v.toTensor(), write);
-    if (v.isTensorList()) {
-      c10::List<Tensor> list;
-      for (const Tensor& t : v.toTensorVector()) list.push_back(host(t, write));
-      return list;
-    }
-    if (v.isOptionalTensorList()) {
-      c10::List<std::optional<Tensor>> list;
-      for (const auto& t : v.toOptionalTensorVector())
-        list.push_back(t && t->defined() ? std::optional<Tensor>(host(*t, write)) : std::nullopt);
-      return list;
-    }
-    if (v.isStorage()) return v.toStorage().device_type() == kCUDA ? IValue(host(v.toStorage())) : v;
+  IValue host(const IValue& v, bool write) {
+    if (v.isStorage() && v.toStorage().device_type() == kCUDA) return host(v.toStorage());
     if (v.isDevice() && v.toDevice().is_cuda()) return Device(kCPU);
-    if (v.isGenerator() && v.toGenerator().device().is_cuda()) return cpu_generator(v.toGenerator());
-    if (is_generator && v.isNone()) return cpu_generator(default_generator(current_device()));
-    return v;
+    return map_tensors(v, [&](const Tensor& t) { return host(t, write); });
   }
-
   IValue device(const IValue& v) {
-    if (v.isTensor()) return device(v.toTensor());
-    if (!v.isTensorList()) return v;
-    c10::List<Tensor> list;
-    for (const Tensor& t : v.toTensorVector()) list.push_back(device(t));
-    return list;
+    return map_tensors(v, [&](const Tensor& t) { return device(t); });
   }
 
   // Applies to the device tensors what the operator did to the sizes and storages of their CPU tensors.
@@ -149,7 +140,7 @@ struct Call {
     for (size_t i = 0; i < given; ++i) {
       auto* mine = storages[i].first.unsafeGetStorageImpl();
       auto* cpu = storages[i].second.unsafeGetStorageImpl();
-      const void* before = mine->data() ? arena().bytes_at(mine->data()) : nullptr;
+      const void* before = mine->data() ? bytes_at(mine->data()) : nullptr;
       const size_t size = cpu->nbytes();
       if (cpu->data() != before) mine->set_data_ptr_noswap(take_memory(cpu));
       if (mine->nbytes() != size) mine->set_nbytes(size);
@@ -160,7 +151,7 @@ struct Call {
     const Lock lock(mutex());
     std::vector<Use> uses;
     for (const Pair& t : tensors)
-      if (t.device.numel() > 0) uses.push_back({arena().block_at(t.device.storage().data()), t.written});
+      if (t.device.numel() > 0) uses.push_back({block_at(t.device.storage().data()), t.written});
     simulated_cuda::run_on_stream(op.name, uses);
   }
   // Marks new results, which are the tensors from `first` on, as written by the current stream.
@@ -170,7 +161,7 @@ struct Call {
     const int stream = current_stream();
     for (size_t i = first; i < tensors.size(); ++i) {
       const Tensor& t = tensors[i].device;
-      Block* b = t.numel() > 0 ? arena().block_at(t.storage().data()) : nullptr;
+      Block* b = t.numel() > 0 ? block_at(t.storage().data()) : nullptr;
       if (!b || b->written_by >= 0) continue;
       b->written_by = stream;
       b->written_at = known(clock_of(stream), stream);
@@ -193,20 +184,9 @@ struct Call {
   }
 
  private:
-  // Returns the memory of a CPU storage as device memory. It usually is in the arena already.
+  // Moves the memory of a CPU storage to the device.
   static c10::DataPtr take_memory(c10::StorageImpl* cpu) {
-    const Device device(kCUDA, DeviceIndex(current_device()));
-    if (cpu->data() == nullptr || cpu->nbytes() == 0) return {nullptr, nullptr, &free_block, device};
-    const Lock lock(mutex());
-    Block* block = nullptr;
-    if (cpu->data_ptr().get_deleter() == &free_bytes && arena().has_bytes(cpu->data())) {
-      c10::DataPtr memory = cpu->set_data_ptr(c10::DataPtr(nullptr, kCPU));
-      block = arena().block_of_bytes(memory.release_context());
-    } else {
-      block = arena().allocate(cpu->nbytes());
-      std::memcpy(block->bytes, cpu->data(), cpu->nbytes());
-    }
-    return {arena().address_of(block->bytes), block, &free_block, device};
+    return to_device(cpu->set_data_ptr(c10::DataPtr(nullptr, kCPU)), cpu->nbytes());
   }
   c10::Storage device(const c10::Storage& cpu) {
     for (const auto& [mine, host] : storages)
@@ -233,33 +213,11 @@ struct Call {
   std::vector<Tensor> given_on_cpu;
 };
 
-// Changes the last bit of one element, or not. Without --deterministic, the gradients of the weights of a
-// convolution differ between two runs on a GPU.
-void change_last_bit(const Tensor& weight_gradient) {
-  static std::atomic<uint32_t> random{std::random_device()()};
-  if (!weight_gradient.defined() || ((random += 0x9E3779B9) & 0x80000000) == 0) return;
-  const double step = weight_gradient.scalar_type() == at::kDouble ? 1e-15 : 1e-7;
-  weight_gradient.as_strided({1}, {1}).mul_(1 + step);
-}
-
 // Returns the argument with tensors on the same memory that do not keep the autograd graph alive.
 IValue without_autograd(const IValue& v) {
-  const auto plain = [](const Tensor& t) {
+  return map_tensors(v, [](const Tensor& t) {
     return t.defined() && t.is_cuda() ? Call::view(t.storage(), DispatchKey::CUDA, t) : t;
-  };
-  if (v.isTensor()) return plain(v.toTensor());
-  if (v.isTensorList()) {
-    c10::List<Tensor> list;
-    for (const Tensor& t : v.toTensorVector()) list.push_back(plain(t));
-    return list;
-  }
-  if (v.isOptionalTensorList()) {
-    c10::List<std::optional<Tensor>> list;
-    for (const auto& t : v.toOptionalTensorVector())
-      list.push_back(t && t->defined() ? std::optional<Tensor>(plain(*t)) : std::nullopt);
-    return list;
-  }
-  return v;
+  });
 }
 
 // Copies a result of a replay to the memory of the recorded result.
@@ -275,8 +233,8 @@ void overwrite(const IValue& recorded, const IValue& now, const std::string& nam
   TORCH_CHECK(to.sizes() == from.sizes() && to.strides() == from.strides(), name,
               " of a replay has another shape");
   const Lock lock(mutex());
-  run_on_stream(name, {{arena().block_at(to.storage().data()), true}});
-  std::memcpy(arena().bytes_at(to.storage().data()), arena().bytes_at(from.storage().data()),
+  run_on_stream(name, {{block_at(to.storage().data()), true}});
+  std::memcpy(bytes_at(to.storage().data()), bytes_at(from.storage().data()),
               std::min(to.storage().nbytes(), from.storage().nbytes()));
 }
 
@@ -287,21 +245,14 @@ void run_on_cpu(const c10::OperatorHandle& handle, const Operator& op, Stack* st
   Stack given_to_graph;
   if (starts_kernel && recording())
     for (size_t i = 0; i < n; ++i) given_to_graph.push_back(without_autograd((*stack)[base + i]));
-  for (size_t i = 0; i < n; ++i)
-    (*stack)[base + i] = call.host((*stack)[base + i], op.writes[i], op.generators[i]);
+  for (size_t i = 0; i < n; ++i) (*stack)[base + i] = call.host((*stack)[base + i], op.writes[i]);
   const size_t given = call.tensors.size();
-  {
-    const Lock lock(mutex());
-    do_copies_before(clock_of(current_stream()));
-  }
+  do_copies_before(clock_of(current_stream()));
   if (starts_kernel) call.run_on_stream();
   {
-    const AllocateOnDevice on_device;
     const at::AutoDispatchBelowADInplaceOrView below;
     handle.callBoxed(stack);
   }
-  if (op.name == "convolution_backward" && !at::globalContext().deterministicAlgorithms())
-    change_last_bit(stack->at(stack->size() - 2).toTensor());
   call.update_arguments();
   // A view of a normal tensor is a normal tensor, even if inference mode is on.
   std::optional<c10::InferenceMode> no_inference_mode;
@@ -322,33 +273,6 @@ void run_on_cpu(const c10::OperatorHandle& handle, const Operator& op, Stack* st
   });
 }
 
-// Returns how many kernels a _foreach_ operator starts: one, or one per tensor if the tensors differ in type
-// or layout, by the rules of ForeachUtils.h.
-int64_t foreach_calls(const Operator& op, c10::ArrayRef<IValue> arguments) {
-  if (op.name.rfind("_foreach_", 0) != 0) return 1;
-  std::vector<std::vector<Tensor>> lists;
-  for (const IValue& v : arguments)
-    if (v.isTensorList()) lists.push_back(v.toTensorVector());
-  if (lists.empty() || lists[0].empty()) return 1;
-  const std::vector<at::TensorList> all(lists.begin(), lists.end());
-  const bool converts = op.name == "_foreach_copy_";
-  bool alike = at::native::_check_tensors_share_device_and_dtype(all, converts) &&
-               at::native::_check_tensors_share_sizes_and_strides(all);
-  for (const Tensor& t : lists.back()) alike = alike && t.dtype() == lists.back()[0].dtype();
-  return alike ? 1 : int64_t(lists[0].size());
-}
-
-// Calls f(tensor) for all tensors of an argument.
-template <class Function>
-void for_each_tensor(const IValue& v, const Function& f) {
-  if (v.isTensor()) f(v.toTensor());
-  if (v.isTensorList())
-    for (const Tensor& t : v.toTensorVector()) f(t);
-  if (v.isOptionalTensorList())
-    for (const auto& t : v.toOptionalTensorVector())
-      if (t) f(*t);
-}
-
 void fallback(const c10::OperatorHandle& handle, Stack* stack) {
   const Operator& op = operator_of(handle);
   TORCH_CHECK_NOT_IMPLEMENTED(op.has_kernel, "Could not run '", handle.schema().name(),
@@ -357,7 +281,7 @@ void fallback(const c10::OperatorHandle& handle, Stack* stack) {
   const size_t base = stack->size() - op.writes.size();
   std::string why = op.why_host_waits;
   const auto check = [&](const Tensor& t) {
-    if (!t.defined()) return;
+    if (!t.defined()) return t;
     const bool mask = t.scalar_type() == at::kBool || t.scalar_type() == at::kByte;
     if (op.takes_indices && mask) why = "size of the result of " + op.name + " with a mask";
     if (op.takes_indices && t.is_cpu()) why = op.name + " with indices on the CPU";
@@ -365,15 +289,12 @@ void fallback(const c10::OperatorHandle& handle, Stack* stack) {
         !t.is_cpu() || op.takes_indices || t.dim() == 0 || op.only_metadata,
         "Expected all tensors to be on the same device, but found at least two devices, cuda and cpu (",
         op.name, ", ", t.sizes(), ")");
+    return t;
   };
   for (size_t i = base; i < stack->size(); ++i)
-    if (!op.takes_indices || (*stack)[i].isOptionalTensorList()) for_each_tensor((*stack)[i], check);
-  if (!op.only_metadata)
-    count(Kind::call, op.name, foreach_calls(op, c10::ArrayRef<IValue>(*stack).slice(base)));
-  if (!why.empty()) {
-    refuse_in_recording(why);
-    count(Kind::wait, why);
-  }
+    if (!op.takes_indices || (*stack)[i].isOptionalTensorList()) map_tensors((*stack)[i], check);
+  if (!op.only_metadata) count_call();
+  if (!why.empty()) host_waits_for(why);
   run_on_cpu(handle, op, stack);
 }
 
@@ -398,7 +319,7 @@ Tensor& copy(Tensor& self, const Tensor& src, bool non_blocking) {
   throw_if_failed();
   if (self.is_same(src) || self.numel() == 0) return self;
   const bool to_device = src.is_cpu(), to_host = self.is_cpu(), across = to_device || to_host;
-  count(Kind::call, to_device ? "copy_ to the device" : to_host ? "copy_ to the host" : "copy_");
+  count_call();
   // CUDA could record a copy from pinned memory, but a replay would read this memory again.
   if (across) refuse_in_recording("copy between host and device");
   const Tensor& on_host = to_device ? src : self;
@@ -412,18 +333,14 @@ Tensor& copy(Tensor& self, const Tensor& src, bool non_blocking) {
     const int stream = current_stream();
     if (to_host) do_copies_before(clock_of(stream));
     call.run_on_stream();
-    const size_t size = self.nbytes();
-    if (to_host) std::memset(host_bytes, 0xFF, size);  // NaN until the copy is done
-    start_copy({to_device ? device_bytes : host_bytes, to_device ? host_bytes : device_bytes, size, to_device,
-                stream, known(clock_of(stream), stream), to_device ? checksum(host_bytes, size) : 0});
+    if (to_host) std::memset(host_bytes, 0xFF, self.nbytes());  // NaN until the copy is done
+    start_copy({to_device ? device_bytes : host_bytes, to_device ? host_bytes : device_bytes, self.nbytes(),
+                stream, known(clock_of(stream), stream)});
     return self;
   }
   Stack stack{self, src, non_blocking};
   run_on_cpu(handle, op, &stack);
-  if (to_host || (to_device && !non_blocking))
-    count(Kind::wait, to_device ? "copy to the device" : "copy to the host");
-  else if (to_device)
-    count(Kind::unpinned, "copy to the device");
+  if (across) host_waits_for("copy between host and device");
   return self;
 }
 
@@ -503,13 +420,10 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("record_stream", &record_stream);
   // Composite kernels precede a fallback. Where CUDA has a kernel of its own, which is where the CPU has one,
   // the fallback is registered by name.
-  const std::set<std::string> composite_on_cuda{"aten::_stack", "aten::narrow_copy",
-                                                "aten::native_channel_shuffle", "aten::pixel_shuffle",
-                                                "aten::pixel_unshuffle"};
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(name);
-    if (!op || name.name.rfind("aten::", 0) != 0 || composite_on_cuda.count(name.name)) continue;
+    if (!op || name.name.rfind("aten::", 0) != 0) continue;
     const std::string& overload = name.overload_name;
     const bool out = overload.size() >= 3 && overload.compare(overload.size() - 3, 3, "out") == 0;
     const bool composite = op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||

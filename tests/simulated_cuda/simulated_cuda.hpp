@@ -2,10 +2,9 @@
 // A simulated CUDA device, for tests on machines without a GPU. A program that is linked with this library
 // and with libtorch_cpu, but not with libtorch_cuda, sees one GPU (SIMULATED_CUDA_DEVICES=N: N GPUs). Kernels
 // of the CPU run on it. It counts and checks what only a GPU would show:
-//   - operator calls and synchronisations with the device, by phase of the step (the innermost
-//   RECORD_USER_SCOPE);
+//   - operator calls and synchronisations with the device;
 //   - memory of one stream that another stream uses without an event or record_stream();
-//   - pinned memory that is written before an asynchronous copy from it is done;
+//   - asynchronous copies, which are done as late as a device may do them;
 //   - the host that dereferences device memory: SIGSEGV.
 //
 // What it does not show: time, races inside of a kernel, numerical results of CUDA kernels, cuDNN, the number
@@ -23,29 +22,22 @@ class Tensor;
 
 namespace simulated_cuda {
 
-struct Count {
-  std::string phase;  // "other" outside of all phases
-  std::string what;   // the operator, or the reason of the wait
-  int64_t times;
-};
-// Since the last reset_counts():
-std::vector<Count> operator_calls();   // operators that start a kernel or a copy
-std::vector<Count> host_waits();       // the host waits for the device
-std::vector<Count> unpinned_copies();  // asynchronous copies from memory that is not pinned
+// Since the last reset_counts(): the number of operators that started a kernel or a copy, and the reasons why
+// the host waited for the device.
+int64_t operator_calls();
+std::vector<std::string> host_waits();
 void reset_counts();
-int64_t sum(const std::vector<Count>& counts);
 
-// Returns the errors that were found since the last call.
+// Returns the errors in the use of streams that were found since the last call.
 std::vector<std::string> errors();
 
 // Adds work to the graph that is being recorded. Returns false if there is none.
 bool record_only(std::function<void()> work);
+// Returns true if a graph exists.
+bool has_graphs();
 
 // Returns a CPU tensor on the bytes of a device tensor, after the work of the current stream.
 at::Tensor host_view(const at::Tensor& t);
-
-// The number of asynchronous copies that are not done yet. They are done as late as a device may do them.
-int64_t pending_copies();
 
 // Returns the number of devices: SIMULATED_CUDA_DEVICES, 1 by default.
 int device_count();
@@ -61,27 +53,14 @@ void reset_peak();
 void set_limit(int64_t bytes);
 int64_t limit();
 
-// on: an allocation with expandable segments throws, as on a GPU that cannot map memory in parts.
-void refuse_expandable_segments(bool on);
-
 // on: allocations of pinned memory throw, as on a machine that has little of it.
 void refuse_pinned_memory(bool on);
 
-// The memory pools of CUDA graphs, by the second part of their id. As in torch, a pool is used by the graphs
-// that were begun in it, and cannot be used again after the last one is released. A recording that has failed
-// must be ended and released.
-void begin_allocate_to_pool(uint64_t id);
-void end_allocate_to_pool(uint64_t id);
-void release_pool(uint64_t id);
-
-// Returns true if a graph exists.
-bool has_graphs();
-
 // From now on the device fails as a GPU after a kernel with an error: every call throws the same error, also
 // the deleters of memory that several streams used.
-void fail_from_now_on(const char* error = "CUDA error: device-side assert triggered");
+void fail_from_now_on(const char* error);
 
-// on: no event is reached, as on a GPU that hangs.
-void hang(bool on);
+// From now on no event is reached, as on a GPU that hangs.
+void hang();
 
 }  // namespace simulated_cuda

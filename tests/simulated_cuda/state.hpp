@@ -5,7 +5,6 @@
 #include <c10/core/Stream.h>
 
 #include <functional>
-#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -19,9 +18,7 @@ namespace simulated_cuda {
 std::recursive_mutex& mutex();
 using Lock = std::lock_guard<std::recursive_mutex>;
 
-// ---- counts
-enum class Kind { call, wait, unpinned };
-void count(Kind kind, const std::string& what, int64_t times = 1);
+void count_call();
 void report_error(const std::string& what);
 void throw_if_failed();  // after fail_from_now_on()
 
@@ -36,15 +33,20 @@ using Clock = std::map<int, int64_t>;  // stream number -> operations of that st
 int current_device();
 int current_stream();
 Clock& clock_of(int stream);
-void join(Clock& into, const Clock& other);
 int64_t known(const Clock& clock, int stream);
 // Returns the cudaStream_t of a stream, which only our own launches use.
 inline void* native_handle(int stream) { return reinterpret_cast<void*>(intptr_t(stream)); }
 
-// ---- memory
+// ---- memory. The address of a byte on the device is that on the host plus an offset. No processor lets a
+// program use such an address. Kernels get the address on the host.
+constexpr uintptr_t kDeviceOffset = uintptr_t{1} << 54;
+inline char* bytes_at(const void* address) {
+  return reinterpret_cast<char*>(uintptr_t(address) - kDeviceOffset);
+}
+
 struct Graph;
 struct Block {
-  char* bytes;
+  c10::DataPtr memory;  // on the host
   size_t size;
   int stream;           // the stream that was current at the allocation
   int written_by = -1;  // the stream of the last write
@@ -53,7 +55,16 @@ struct Block {
   std::map<int, int64_t> read_at;  // stream -> its last read since then
   std::set<int> recorded;          // streams of record_stream()
   std::weak_ptr<Graph> graph;      // the graph that allocated it while it was recorded
+
+  char* bytes() const { return static_cast<char*>(memory.get()); }
 };
+std::map<char*, Block*>& blocks();  // by address on the host
+
+// Turns memory of the host into a new block of the current stream. Throws c10::OutOfMemoryError beyond the
+// limit.
+c10::DataPtr to_device(c10::DataPtr memory, size_t size);
+Block* block_at(const void* address);  // of the device; nullptr if it is not in a block
+void erase(Block* block);
 
 struct Use {
   Block* block;  // may be null
@@ -63,49 +74,11 @@ struct Use {
 // before it.
 void run_on_stream(const std::string& name, const std::vector<Use>& uses);
 
-// Device memory is mapped twice. Tensors have addresses in the first mapping, which nobody may read or write.
-// Kernels get the second one, which has the bytes.
-class Arena {
- public:
-  Arena();
-  // Returns a new block for the current stream. Throws c10::OutOfMemoryError beyond the limit.
-  Block* allocate(size_t size);
-  void free(Block* block);
-  Block* block_at(const void* address);  // nullptr if it is not in a block
-  template <class Function>
-  void for_each(const Function& f) const {
-    for (const auto& [bytes, block] : blocks) f(block);
-  }
-  Block* block_of_bytes(void* bytes) { return blocks.at(static_cast<char*>(bytes)); }
-  char* address_of(const char* byte) const { return addresses + (byte - bytes); }
-  char* bytes_at(const void* address) const {
-    return bytes + (static_cast<const char*>(address) - addresses);
-  }
-  bool has_bytes(const void* p) const { return p >= bytes && p < bytes + size; }
-
-  int64_t allocated = 0, peak = 0;
-  int64_t limit =
-      std::getenv("SIMULATED_CUDA_LIMIT") ? std::atoll(std::getenv("SIMULATED_CUDA_LIMIT")) : INT64_MAX;
-
- private:
-  size_t size;
-  char *addresses, *bytes;
-  std::map<char*, size_t> holes;
-  std::map<char*, Block*> blocks;
-};
-Arena& arena();
-
 c10::Allocator* device_allocator();
 c10::Allocator* pinned_allocator();
 bool is_pinned(const void* p);
 void free_block(void* block);  // deleter of device memory
-void free_bytes(void* bytes);  // deleter of CPU memory that may be in the arena
-
-// While one of these lives, the CPU allocator of torch allocates device memory on this thread.
-struct AllocateOnDevice {
-  AllocateOnDevice();
-  ~AllocateOnDevice();
-};
+void record_on_stream(const c10::DataPtr& memory, const c10::Stream& stream);
 
 // ---- CUDA graphs, see graphs.cpp
 
@@ -120,23 +93,16 @@ bool keeps(Block* block);
 
 // ---- asynchronous copies between pinned memory and the device
 struct Copy {
-  char *to, *from;
+  char *to, *from;  // on the host
   size_t size;
-  bool to_device;
   int stream;
-  int64_t time;       // of its stream
-  uint64_t checksum;  // of the source, when the copy was started; to the device only
+  int64_t time;  // of its stream
 };
 void start_copy(const Copy& copy);
 bool all_done(const Clock& clock);
 // Does the copies that `clock` is ordered after.
 void do_copies_before(const Clock& clock);
-// The same, and counts a wait of the host.
-void host_waits_for(const Clock& clock, const std::string& why);
-uint64_t checksum(const char* bytes, size_t size);
-
-const at::Generator& default_generator(int device);
-at::Generator cpu_generator(const at::Generator& device_generator);
-void record_on_stream(const c10::DataPtr& memory, const c10::Stream& stream);
+// Counts a wait of the host, which is impossible while a graph is recorded.
+void host_waits_for(const std::string& why);
 
 }  // namespace simulated_cuda

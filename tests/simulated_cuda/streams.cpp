@@ -2,11 +2,9 @@
 // Counts, streams and events, and what torch asks CUDA for without being linked with it.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
-#include <ATen/record_function.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstdlib>
 
 #include "state.hpp"
@@ -20,63 +18,34 @@ using c10::Stream;
 
 // ---- counts
 
-namespace {
-
 struct Counts {
-  std::map<std::tuple<Kind, std::string, std::string>, int64_t> times;  // kind, phase, what
-  std::vector<std::string> phases;                                      // the innermost last
-  std::vector<std::string> errors;
+  int64_t calls = 0;
+  std::vector<std::string> waits, errors;
 };
-Counts& counts() {
+static Counts& counts() {
   static auto* one = new Counts;
   return *one;
 }
 
-std::unique_ptr<at::ObserverContext> begin_phase(const at::RecordFunction& f) {
+void count_call() {
   const Lock lock(mutex());
-  counts().phases.push_back(f.name());
-  return nullptr;
+  ++counts().calls;
 }
-void end_phase(const at::RecordFunction&, at::ObserverContext*) {
+void host_waits_for(const std::string& why) {
   const Lock lock(mutex());
-  if (!counts().phases.empty()) counts().phases.pop_back();
+  refuse_in_recording(why);
+  counts().waits.push_back(why);
 }
-
-std::vector<Count> counts_of(Kind kind) {
-  const Lock lock(mutex());
-  std::vector<Count> all;
-  for (const auto& [key, times] : counts().times)
-    if (std::get<0>(key) == kind) all.push_back({std::get<1>(key), std::get<2>(key), times});
-  return all;
-}
-
-}  // namespace
-
-void count(Kind kind, const std::string& what, int64_t times) {
-  const Lock lock(mutex());
-  Counts& c = counts();
-  c.times[{kind, c.phases.empty() ? "other" : c.phases.back(), what}] += times;
-}
-std::vector<Count> operator_calls() { return counts_of(Kind::call); }
-std::vector<Count> host_waits() { return counts_of(Kind::wait); }
-std::vector<Count> unpinned_copies() { return counts_of(Kind::unpinned); }
-void reset_counts() {
-  const Lock lock(mutex());
-  counts().times.clear();
-}
-int64_t sum(const std::vector<Count>& counts) {
-  int64_t times = 0;
-  for (const Count& c : counts) times += c.times;
-  return times;
-}
-
 void report_error(const std::string& what) {
   const Lock lock(mutex());
   if (counts().errors.size() < 1000) counts().errors.push_back(what);
 }
-std::vector<std::string> errors() {
-  const Lock lock(mutex());
-  return std::exchange(counts().errors, {});
+int64_t operator_calls() { return counts().calls; }
+std::vector<std::string> host_waits() { return counts().waits; }
+std::vector<std::string> errors() { return std::exchange(counts().errors, {}); }
+void reset_counts() {
+  counts().calls = 0;
+  counts().waits.clear();
 }
 
 static std::atomic<const char*> failed{nullptr};
@@ -84,7 +53,7 @@ void fail_from_now_on(const char* error) { failed = error; }
 
 static bool hangs = false;
 
-void hang(bool on) { hangs = on; }
+void hang() { hangs = true; }
 void throw_if_failed() { TORCH_CHECK(!failed, failed.load()); }
 
 // ---- streams
@@ -106,7 +75,7 @@ Clock& clock_of(int stream) {
   static auto* clocks = new std::map<int, Clock>;
   return (*clocks)[stream];
 }
-void join(Clock& into, const Clock& other) {
+static void join(Clock& into, const Clock& other) {
   for (const auto& [stream, time] : other) into[stream] = std::max(into[stream], time);
 }
 int64_t known(const Clock& clock, int stream) {
@@ -152,7 +121,6 @@ Stream stream_of(int device, int id) {
 struct Event {
   int stream;
   Clock clock;
-  std::chrono::steady_clock::time_point at;
 };
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
@@ -185,22 +153,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return before;
   }
   void* getStreamNativeHandle(const Stream s) const override { return native_handle(number_of(s)); }
-  bool queryStream(const Stream& s) const override {
-    const Lock lock(mutex());
-    return all_done(clock_of(number_of(s)));
-  }
-  void synchronizeStream(const Stream& s) const override {
-    throw_if_failed();
-    const Lock lock(mutex());
-    host_waits_for(clock_of(number_of(s)), "synchronisation of a stream");
-  }
   void synchronizeDevice(DeviceIndex device) const override {
     throw_if_failed();
     const Lock lock(mutex());
     const int index = device < 0 ? device_now : device;
-    Clock all;
-    for (int i = 0; i < kStreams; ++i) join(all, clock_of(index * kStreams + i));
-    host_waits_for(all, "synchronisation of the device");
+    host_waits_for("synchronisation of the device");
+    for (int i = 0; i < kStreams; ++i) do_copies_before(clock_of(index * kStreams + i));
   }
 
   void record(void** event, const Stream& s, DeviceIndex, c10::EventFlag) const override {
@@ -209,7 +167,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (!*event) *event = new Event;
     Clock& clock = clock_of(number_of(s));
     ++clock[number_of(s)];
-    *static_cast<Event*>(*event) = {number_of(s), clock, std::chrono::steady_clock::now()};
+    *static_cast<Event*>(*event) = {number_of(s), clock};
   }
   void block(void* event, const Stream& s) const override {
     throw_if_failed();
@@ -230,16 +188,11 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     const Lock lock(mutex());
     const auto* e = static_cast<Event*>(event);
     // If the stream has later work, the GPU stays busy while the host waits.
-    if (known(clock_of(e->stream), e->stream) > known(e->clock, e->stream))
-      do_copies_before(e->clock);
-    else
-      host_waits_for(e->clock, "synchronisation of an event");
+    if (known(clock_of(e->stream), e->stream) <= known(e->clock, e->stream))
+      host_waits_for("synchronisation of an event");
+    do_copies_before(e->clock);
   }
   void destroyEvent(void* event, DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
-  double elapsedTime(void* a, void* b, DeviceIndex) const override {
-    using Milliseconds = std::chrono::duration<double, std::milli>;
-    return Milliseconds(static_cast<Event*>(b)->at - static_cast<Event*>(a)->at).count();
-  }
   void recordDataPtrOnStream(const c10::DataPtr& memory, const Stream& s) const override {
     record_on_stream(memory, s);
   }
@@ -247,27 +200,6 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 const Guard& guard() {
   static auto* one = new Guard;
   return *one;
-}
-
-// A generator of the device takes its numbers from one of the CPU.
-struct Generator final : c10::GeneratorImpl {
-  Generator(int device, at::Generator cpu)
-      : GeneratorImpl(Device(kCUDA, DeviceIndex(device)), c10::DispatchKeySet(c10::DispatchKey::CUDA)),
-        cpu(std::move(cpu)) {}
-  void set_current_seed(uint64_t seed) override { cpu.set_current_seed(seed); }
-  void set_offset(uint64_t offset) override { cpu.set_offset(offset); }
-  uint64_t get_offset() const override { return cpu.get_offset(); }
-  uint64_t current_seed() const override { return cpu.current_seed(); }
-  uint64_t seed() override { return cpu.unsafeGetGeneratorImpl()->seed(); }
-  void set_state(const c10::TensorImpl& s) override { cpu.unsafeGetGeneratorImpl()->set_state(s); }
-  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
-    return cpu.unsafeGetGeneratorImpl()->get_state();
-  }
-  GeneratorImpl* clone_impl() const override { return new Generator(device_.index(), cpu.clone()); }
-  at::Generator cpu;
-};
-at::Generator new_generator(int device) {
-  return at::Generator(c10::make_intrusive<Generator>(device, at::detail::createCPUGenerator()));
 }
 
 struct Hooks final : at::CUDAHooksInterface {
@@ -279,15 +211,9 @@ struct Hooks final : at::CUDAHooksInterface {
   DeviceIndex deviceCount() const override { return DeviceIndex(device_count()); }
   int getNumGPUs() const override { return device_count(); }
   DeviceIndex current_device() const override { return device_now; }
-  DeviceIndex getCurrentDevice() const override { return device_now; }
-  void setCurrentDevice(DeviceIndex d) const override { device_now = d; }
-  DeviceIndex exchangeDevice(DeviceIndex d) const override { return std::exchange(device_now, d); }
-  DeviceIndex maybeExchangeDevice(DeviceIndex d) const override { return std::exchange(device_now, d); }
-  const at::Generator& getDefaultGenerator(DeviceIndex i) const override {
-    return default_generator(i < 0 ? device_now : i);
-  }
-  at::Generator getNewGenerator(DeviceIndex i) const override {
-    return new_generator(i < 0 ? device_now : i);
+  // Random numbers of the device are those of the CPU.
+  const at::Generator& getDefaultGenerator(DeviceIndex) const override {
+    return at::detail::getDefaultCPUGenerator();
   }
   Device getDeviceFromPtr(void*) const override { return Device(kCUDA, device_now); }
   bool isPinnedPtr(const void* p) const override { return is_pinned(p); }
@@ -301,21 +227,9 @@ struct Hooks final : at::CUDAHooksInterface {
 
 }  // namespace
 
-const at::Generator& default_generator(int device) {
-  static auto* all = [] {
-    auto* generators = new std::vector<at::Generator>;
-    for (int d = 0; d < device_count(); ++d) generators->push_back(new_generator(d));
-    return generators;
-  }();
-  return all->at(size_t(device));
-}
-at::Generator cpu_generator(const at::Generator& g) {
-  return static_cast<Generator*>(g.unsafeGetGeneratorImpl())->cpu;
-}
-
 void record_on_stream(const c10::DataPtr& memory, const Stream& stream) {
   const Lock lock(mutex());
-  if (Block* b = arena().block_at(memory.get())) b->recorded.insert(number_of(stream));
+  if (Block* b = block_at(memory.get())) b->recorded.insert(number_of(stream));
 }
 
 [[maybe_unused]] static const bool hooks_installed = [] {
@@ -323,8 +237,6 @@ void record_on_stream(const c10::DataPtr& memory, const Stream& stream) {
   at::CUDAHooksRegistry()->Register("CUDAHooks", [](const at::CUDAHooksArgs&) {
     return std::unique_ptr<at::CUDAHooksInterface>(std::make_unique<Hooks>());
   });
-  at::addGlobalCallback(
-      at::RecordFunctionCallback(&begin_phase, &end_phase).scopes({at::RecordScope::USER_SCOPE}));
   return true;
 }();
 

@@ -10,14 +10,11 @@
 enum cudaError_t { cudaSuccess, cudaErrorNoDevice };
 struct cudaDeviceProp {
   char name[256];
-  struct {
-    char bytes[16];
-  } uuid;
   int major, minor;  // compute capability
   int pciDomainID, pciBusID, pciDeviceID;
 };
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-  *properties = {"simulated", {{char(device)}}, 8, 0, 0, device, 0};
+  *properties = {"simulated", 8, 0, 0, device, 0};
   return cudaSuccess;
 }
 inline cudaError_t cudaGetDeviceCount(int* count) {

@@ -24,10 +24,8 @@ inline CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex) {
   return stats;
 }
 inline void emptyCache() { simulated_cuda::reset_peak(); }
-inline void endAllocateToPool(DeviceIndex, MempoolId_t pool) {
-  simulated_cuda::end_allocate_to_pool(pool.second);
-}
-inline void releasePool(DeviceIndex, MempoolId_t pool) { simulated_cuda::release_pool(pool.second); }
+inline void endAllocateToPool(DeviceIndex, MempoolId_t) {}
+inline void releasePool(DeviceIndex, MempoolId_t) {}
 inline void resetPeakStats(DeviceIndex) { simulated_cuda::reset_peak(); }
 inline void setMemoryFraction(double fraction, DeviceIndex) {
   simulated_cuda::set_limit(fraction >= 1 ? INT64_MAX : int64_t(fraction * double(simulated_cuda::kMemory)));

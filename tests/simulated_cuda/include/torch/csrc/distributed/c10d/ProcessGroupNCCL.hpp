@@ -43,22 +43,14 @@ class ProcessGroupNCCL : public Backend {
       return gloo->broadcast(host, options);
     });
   }
-  c10::intrusive_ptr<Work> allgather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                     const AllgatherOptions& options) override {
-    return run(OpType::ALLGATHER, outputs[0], [this, outputs, inputs, options] {
-      auto host_inputs = host_views(inputs);
-      std::vector<Tensors> host_outputs;
-      for (const auto& o : outputs) host_outputs.push_back(host_views(o));
-      return gloo->allgather(host_outputs, host_inputs, options);
-    });
-  }
   c10::intrusive_ptr<Work> _allgather_base(at::Tensor& output, at::Tensor& input,
                                            const AllgatherOptions& options) override {
-    std::vector<Tensors> rows{output.unbind()};
-    Tensors inputs{input};
-    return allgather(rows, inputs, options);
+    return run(OpType::ALLGATHER, {output}, [this, output, input, options] {
+      std::vector<Tensors> rows{host_views(output.unbind())};
+      auto mine = host_views({input});
+      return gloo->allgather(rows, mine, options);
+    });
   }
-  c10::intrusive_ptr<Work> barrier(const BarrierOptions& options) override { return gloo->barrier(options); }
 
  private:
   struct Done : Work {
