@@ -58,7 +58,7 @@ inline SplitReaders find_splits(const DataOptions& o) {
   if (is_file(path)) return yolo_splits(read_data_yaml(data));
   check(is_folder(path), "--data ", data, " ", why_missing(data),
         "; give a folder (COCO, Pascal VOC or YOLO), a COCO JSON file, a data.yaml, or shapes");
-  if (const std::string yaml = find_data_yaml(path.string(), /*both=*/true); !yaml.empty())
+  if (const std::string yaml = find_data_yaml(path.string(), /*usual=*/true); !yaml.empty())
     return yolo_splits(read_data_yaml(yaml));
   if (splits = coco_splits(path); !splits.empty()) return splits;
   if (splits = voc_splits(path); !splits.empty()) return splits;
@@ -72,13 +72,13 @@ inline SplitReaders find_splits(const DataOptions& o) {
       if (!voc_splits(folder).empty()) nested.push_back(folder.string());
   check(nested.size() <= 1, "--data ", data, " has several Pascal VOC data sets; give one: ", listed(nested));
   if (nested.size() == 1) return voc_splits(nested[0]);
-  if (const YoloYaml yolo = yolo_folders(path.string()); !yolo.splits.empty()) {
-    if (!yolo.names.empty()) return yolo_splits(yolo);
-    fail("--data ", data, " looks like YOLO, but the class names are missing; write ",
-         (path / "data.yaml").string(),
-         " with this text and the names of your classes, or a classes.txt with a name in each line:\n",
-         suggested_yaml(yolo));
-  }
+  const YoloYaml yolo = yolo_folders(path.string());
+  if (!yolo.splits.empty() && !yolo.names.empty()) return yolo_splits(yolo);
+  for (const auto& [split, places] : yolo.splits)
+    entries.push_back(concat("\"", split == "all" ? "train" : split, ": ", places[0], "\""));
+  check(entries.empty(), "--data ", data, " looks like YOLO, but the class names are missing; write ",
+        (path / "data.yaml").string(), " with the lines ", listed(entries),
+        " and \"names: [first, second]\", or a classes.txt with a name in each line");
   std::vector<std::string> files = files_under(path, {}, skipped);
   std::erase_if(files, [](const std::string& file) { return has_extension(file, kImages); });
   for (size_t i = 0; i < std::min<size_t>(files.size(), 1000); ++i)

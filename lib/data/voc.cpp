@@ -65,9 +65,8 @@ Labels read_voc_xml(const std::string& path) {
       continue;
     }
     const double w = v[2] - v[0], h = v[3] - v[1];
-    labels.boxes.push_back({0, 0, 0, v[0], v[1], w, h, w * h, number(object, "difficult") == 1.0});
+    labels.boxes.push_back({0, 0, 0, v[0], v[1], w, h, w * h, number(object, "difficult") == 1.0, line});
     labels.names.push_back(name);
-    labels.lines.push_back(line);
   }
   return labels;
 }
@@ -138,7 +137,7 @@ static Source read_voc_split(Voc& voc, const std::string& split) {
                                   " images have no XML file and are not used: ", listed(unlabelled, 20)));
   if (source.files.empty())
     fail(source.name, ": none of its ", voc.splits.at(split).size(),
-         " annotation files can be used; correct them: ", source.problems[0].second);
+         " annotation files can be used; correct them: ", source.coco.problems[0].second);
   return source;
 }
 
