@@ -686,9 +686,9 @@ images and labels with names | a/images/train/a.jpg a/images/val/b.jpg a/labels/
 one folder of images | images/a.jpg labels/a.txt(#1) classes.txt(cat;dog) | (all): DIR/images/a.jpg\nclasses cat, dog
 an empty line is a class | images/a.jpg labels/a.txt(#1) classes.txt(cat;;dog) | classes.txt:2: empty line
 without names | images/train/a.jpg images/val/b.jpg labels/train/a.txt(#1)
- | write DIR/data.yaml with the lines "train: images/train", "val: images/val" and "names: [first, second]", or a
+ | write DIR/data.yaml with the lines "train: images/train", "val: images/val", "names: [first, second]", or a
  classes.txt with a name in each line
-without names, one folder | images/a.jpg labels/a.txt(#1) | with the lines "train: images" and
+without names, one folder | images/a.jpg labels/a.txt(#1) | with the lines "train: images", "names:
 without labels | images/train/a.jpg | is no data set
 )";
   const std::string read =

@@ -325,21 +325,20 @@ CocoDataset parse_coco(std::string text, const std::string& path) {
 
   if (data.images.empty() && !data.problems.empty()) fail(data.problems[0].second);
   std::sort(data.categories.begin(), data.categories.end(), [](auto& a, auto& b) { return a.id < b.id; });
-  std::vector<int64_t> annotation_ids;
-  for (const auto& a : data.annotations) annotation_ids.push_back(a.id);
-  data.zero_ids = std::count(annotation_ids.begin(), annotation_ids.end(), 0);
-  std::sort(annotation_ids.begin(), annotation_ids.end());
-  for (size_t i = 1; i < annotation_ids.size(); ++i)
-    data.repeated_ids += annotation_ids[i] == annotation_ids[i - 1];
-  const auto check_unique = [&](const auto& entries, const char* what) {
-    std::vector<int64_t> ids;
+  const auto repeated_ids = [](const auto& entries) {
+    std::vector<int64_t> ids, repeated;
     for (const auto& entry : entries) ids.push_back(entry.id);
     std::sort(ids.begin(), ids.end());
-    const auto twice = std::adjacent_find(ids.begin(), ids.end());
-    if (twice != ids.end()) fail(path, ": two ", what, " have the id ", *twice, "; make the ids unique");
+    for (size_t i = 1; i < ids.size(); ++i)
+      if (ids[i] == ids[i - 1]) repeated.push_back(ids[i]);
+    return repeated;
   };
-  check_unique(data.images, "images");
-  check_unique(data.categories, "categories");
+  data.zero_ids = std::ranges::count(data.annotations, 0, &CocoAnnotation::id);
+  data.repeated_ids = int64_t(repeated_ids(data.annotations).size());
+  for (const int64_t id : repeated_ids(data.images))
+    fail(path, ": two images have the id ", id, "; make the ids unique");
+  for (const int64_t id : repeated_ids(data.categories))
+    fail(path, ": two categories have the id ", id, "; make the ids unique");
   return data;
 }
 

@@ -162,24 +162,31 @@ static bool repeats(const CocoAnnotation& a, const CocoAnnotation& b) {
          std::max(b.w, b.h) / 100;
 }
 
-// Adds the usable boxes of source.coco to their records, and the others to the problems. Throws if the boxes
+// Adds the usable boxes of source.coco to their records, and the others to the problems. Makes pixels of
+// fractions. Throws if the boxes
 // are in another unit, see check_units(). record_of: index of the record by image id. class_of: class by
 // category id.
-static void add_boxes(Dataset& data, const Source& source,
-                      const std::unordered_map<int64_t, size_t>& record_of,
+static void add_boxes(Dataset& data, Source& source, const std::unordered_map<int64_t, size_t>& record_of,
                       const std::unordered_map<int64_t, size_t>& class_of) {
-  const CocoDataset& truth = source.coco;
+  CocoDataset& truth = source.coco;
   std::map<std::pair<Record*, size_t>, std::vector<const CocoAnnotation*>> added;  // by image and class
   std::vector<PlacedBox> placed;
   std::vector<size_t> annotations;  // of `placed`
   for (size_t i = 0; i < truth.annotations.size(); ++i) {
-    const auto& a = truth.annotations[i];
+    auto& a = truth.annotations[i];
     const auto where = [&] {
       return concat(source.where(i), " [", a.x, ", ", a.y, ", ", a.w, ", ", a.h, "]");
     };
     const auto known = record_of.find(a.image_id);
     const auto cls = class_of.find(a.category_id);
     Record* record = known == record_of.end() ? nullptr : &data.records[known->second];
+    if (record && source.relative) {
+      a.x *= record->width;
+      a.w *= record->width;
+      a.y *= record->height;
+      a.h *= record->height;
+      a.area = a.w * a.h;
+    }
     if (record) placed.push_back({a.x, a.y, a.w, a.h, record->width, record->height});
     if (record) annotations.push_back(i);
     if (cls == class_of.end()) {
@@ -289,18 +296,6 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
   truth.images = std::move(present);
   check_deep_range(data, deep, deep_file);
 
-  if (source.relative) {
-    for (auto& a : truth.annotations) {
-      const auto record = record_of.find(a.image_id);
-      if (record == record_of.end()) continue;
-      const Record& r = data.records[record->second];
-      a.x *= r.width;
-      a.w *= r.width;
-      a.y *= r.height;
-      a.h *= r.height;
-      a.area = a.w * a.h;
-    }
-  }
   add_boxes(data, source, record_of, class_of);
   std::string used = checks.key;
   for (const Record& r : data.records) used += "\n" + r.file;

@@ -145,13 +145,12 @@ void drop_parent_category(const std::vector<Source*>& sources) {
   for (const CocoCategory& parent : categories) {
     bool drop = categories.size() > 1;
     for (const auto& c : categories) drop = drop && (c.id == parent.id || c.supercategory == parent.name);
-    for (size_t i = 0; drop && i < sources.size(); ++i)
-      for (const auto& a : sources[i]->coco.annotations) drop = drop && a.category_id != parent.id;
+    for (const Source* source : sources)
+      drop = drop && !std::ranges::count(source->coco.annotations, parent.id, &CocoAnnotation::category_id);
     if (!drop) continue;
     for (Source* source : sources) {
-      auto& own = source->coco.categories;
-      const auto same = [&](const CocoCategory& c) { return c.id == parent.id && c.name == parent.name; };
-      std::erase_if(own, same);
+      std::erase_if(source->coco.categories,
+                    [&](const CocoCategory& c) { return c.id == parent.id && c.name == parent.name; });
       source->notes.push_back(concat("note: ", source->name, ": left out the category ", parent.name,
                                      ", which has no boxes and is the supercategory of all others"));
     }

@@ -229,23 +229,28 @@ Labels read_voc_xml(const std::string& path);
 // map for any other folder.
 SplitReaders voc_splits(const fs::path& root);
 
+// Finds the only such folder in a folder, or in its folder VOCdevkit. Throws if there are several.
+SplitReaders nested_voc_splits(const fs::path& root);
+
 // ---- YOLO: a data.yaml or obj.data, and a text file for each image
 
-struct YoloYaml {
-  std::string file;
-  fs::path folder, root;                                   // folder of the file; base of relative paths
-  std::vector<std::string> names;                          // class names
-  bool keypoints = false;                                  // true: keypoints follow the box in each line
-  bool beside = false;                                     // true: label files beside the images come first
-  std::map<std::string, std::vector<std::string>> splits;  // split -> image folders and lists of images
-};
+// Returns the readers of the splits of a data.yaml (docs.ultralytics.com/datasets/detect), or of an obj.data
+// of Darknet, as CVAT writes it too. Throws if the file does not have this format.
+SplitReaders yolo_file_splits(const std::string& file);
 
-// Reads a data.yaml (docs.ultralytics.com/datasets/detect). Throws if the file does not have this format.
-YoloYaml read_data_yaml(const std::string& file);
+// The splits of YOLO folders, an empty map for other folders. First, those of a data.yaml or dataset.yaml
+// with `names`.
+SplitReaders data_yaml_splits(const fs::path& folder);
 
-// Reads an obj.data of Darknet, as CVAT writes it too: names, and a list of images for each split. Throws if
-// the file does not have this format.
-YoloYaml read_obj_data(const std::string& file);
+// Then, those of obj.data or another .data file of Darknet that names images and classes, in the folder or in
+// its folder `data`; else of data.yaml, dataset.yaml or the only YAML file with `names`. Throws if several
+// have `names`.
+SplitReaders yolo_splits(const fs::path& folder);
+
+// At last, those of folders that exist: images/train or train/images and so on, images, or images beside
+// their label files. The names are those of a classes.txt (labelImg) or _darknet.labels (Roboflow). Throws if
+// there is none; the message has the lines of a data.yaml.
+SplitReaders yolo_folder_splits(const fs::path& folder);
 
 // Returns the path of the label file of an image: a/images/train/b.jpg -> a/labels/train/b.txt. If no folder
 // is called images, the label file is beside the image.
@@ -256,23 +261,5 @@ std::string yolo_label_file(const std::string& image);
 // `keypoints` is set, and if it looks like keypoints with a visibility. A missing file means an image without
 // objects. Errors are in Labels::problems.
 Labels read_yolo_txt(const std::string& path, bool keypoints);
-
-// Returns the readers of the splits.
-SplitReaders yolo_splits(const YoloYaml& yaml);
-
-// Returns the data set of a YOLO folder without data.yaml, from the folders that exist: images/train or
-// train/images and so on, images, or images beside their label files. The names are those of a classes.txt
-// (labelImg) or _darknet.labels (Roboflow), empty if there is none. `splits` is empty if the folder has no
-// such layout.
-YoloYaml yolo_folders(const std::string& folder);
-
-// Returns data.yaml or dataset.yaml of a folder, else its only YAML file with `names`, or "" if the folder
-// has none. Throws if several files have `names`. usual: returns data.yaml or dataset.yaml only, and only if
-// it has `names`.
-std::string find_data_yaml(const std::string& data, bool usual = false);
-
-// Returns the .data file of Darknet in a folder, or in its folder `data`: obj.data, else the first one that
-// names images and classes. Returns "" if there is none.
-std::string find_obj_data(const fs::path& folder);
 
 }  // namespace yolox

@@ -8,6 +8,20 @@
 
 namespace yolox {
 
+namespace {
+
+// What data.yaml, obj.data or the folders say.
+struct YoloYaml {
+  std::string file;
+  fs::path folder, root;                                   // folder of the file; base of relative paths
+  std::vector<std::string> names;                          // class names
+  bool keypoints = false;                                  // true: keypoints follow the box in each line
+  bool beside = false;                                     // true: label files beside the images come first
+  std::map<std::string, std::vector<std::string>> splits;  // split -> image folders and lists of images
+};
+
+}  // namespace
+
 // Returns the class names of a file with a name in each line. The number of a line is the class id, so that
 // an empty line is an error, except at the end.
 static std::vector<std::string> read_names(const std::string& file) {
@@ -22,7 +36,7 @@ static std::vector<std::string> read_names(const std::string& file) {
   return names;
 }
 
-YoloYaml read_obj_data(const std::string& file) {
+static YoloYaml read_obj_data(const std::string& file) {
   YoloYaml data;
   data.file = file;
   data.folder = data.root = fs::path(file).has_parent_path() ? fs::path(file).parent_path() : ".";
@@ -43,20 +57,7 @@ YoloYaml read_obj_data(const std::string& file) {
   return data;
 }
 
-std::string find_obj_data(const fs::path& folder) {
-  for (const fs::path& place : {folder, folder / "data"}) {
-    if (is_file(place / "obj.data")) return (place / "obj.data").string();
-    for (const fs::path& path : listing(place)) {
-      std::string text;
-      if (has_extension(path, {".data"}) && read_all(path.string(), text).empty() &&
-          text.find("names") != std::string::npos && text.find("train") != std::string::npos)
-        return path.string();
-    }
-  }
-  return "";
-}
-
-YoloYaml read_data_yaml(const std::string& file) {
+static YoloYaml read_data_yaml(const std::string& file) {
   YoloYaml data;
   data.file = file;
   data.folder = fs::path(file).has_parent_path() ? fs::path(file).parent_path() : ".";
@@ -329,14 +330,54 @@ static Source read_yolo_split(const YoloYaml& data, const std::string& split) {
   return source;
 }
 
-SplitReaders yolo_splits(const YoloYaml& yaml) {
+static SplitReaders splits_of(const YoloYaml& yaml) {
   SplitReaders splits;
   for (const auto& entry : yaml.splits)
     splits[entry.first] = [yaml, split = entry.first] { return read_yolo_split(yaml, split); };
   return splits;
 }
 
-YoloYaml yolo_folders(const std::string& folder) {
+SplitReaders yolo_file_splits(const std::string& file) {
+  return splits_of(has_extension(file, {".data"}) ? read_obj_data(file) : read_data_yaml(file));
+}
+
+// Returns the splits of data.yaml or dataset.yaml, else of the only YAML file with `names`. usual: of
+// data.yaml or dataset.yaml only, and only with `names`.
+static SplitReaders yaml_splits(const fs::path& folder, bool usual) {
+  std::vector<std::string> found;
+  for (const fs::path& path : listing(folder)) {
+    std::string text;
+    if (!has_extension(path, {".yaml", ".yml"}) || !read_all(path.string(), text).empty()) continue;
+    const bool has_usual_name = path.stem() == "data" || path.stem() == "dataset";
+    bool has_names = false;
+    try {
+      const YAML::Node yaml = YAML::Load(text);
+      has_names = yaml.IsMap() && yaml["names"];
+    } catch (const YAML::Exception&) {}  // not the YAML file of a data set
+    if (has_usual_name && (has_names || !usual)) return yolo_file_splits(path.string());
+    if (has_names && !usual) found.push_back(path.string());
+  }
+  check(found.size() <= 1, "--data ", folder.string(), " has several YAML files with names: ", listed(found),
+        "; give --data one of these files");
+  return found.empty() ? SplitReaders() : yolo_file_splits(found[0]);
+}
+
+SplitReaders data_yaml_splits(const fs::path& folder) { return yaml_splits(folder, /*usual=*/true); }
+
+SplitReaders yolo_splits(const fs::path& folder) {
+  for (const fs::path& place : {folder, folder / "data"}) {
+    if (is_file(place / "obj.data")) return yolo_file_splits((place / "obj.data").string());
+    for (const fs::path& path : listing(place)) {
+      std::string text;
+      if (has_extension(path, {".data"}) && read_all(path.string(), text).empty() &&
+          text.find("names") != std::string::npos && text.find("train") != std::string::npos)
+        return yolo_file_splits(path.string());
+    }
+  }
+  return yaml_splits(folder, /*usual=*/false);
+}
+
+SplitReaders yolo_folder_splits(const fs::path& folder) {
   YoloYaml data;
   data.folder = data.root = folder;
   const auto has_images = [&](const std::string& place) {
@@ -360,31 +401,19 @@ YoloYaml yolo_folders(const std::string& folder) {
       data.file = names.string();
       data.names = read_names(data.file);
     }
-  if (!data.splits.empty() || data.names.empty()) return data;
-  data.beside = true;
-  for (const auto& split : kSplits)
-    if (has_images(split)) data.splits[split_name(split)].push_back(split);
-  if (data.splits.empty() && has_images("")) data.splits["all"] = {"."};
-  return data;
-}
-
-std::string find_data_yaml(const std::string& data, bool usual) {
-  std::vector<std::string> found;
-  for (const fs::path& path : listing(data)) {
-    std::string text;
-    if (!has_extension(path, {".yaml", ".yml"}) || !read_all(path.string(), text).empty()) continue;
-    const bool has_usual_name = path.stem() == "data" || path.stem() == "dataset";
-    bool has_names = false;
-    try {
-      const YAML::Node yaml = YAML::Load(text);
-      has_names = yaml.IsMap() && yaml["names"];
-    } catch (const YAML::Exception&) {}  // not the YAML file of a data set
-    if (has_usual_name && (has_names || !usual)) return path.string();
-    if (has_names && !usual) found.push_back(path.string());
+  if (data.splits.empty() && !data.names.empty()) {
+    data.beside = true;
+    for (const auto& split : kSplits)
+      if (has_images(split)) data.splits[split_name(split)].push_back(split);
+    if (data.splits.empty() && has_images("")) data.splits["all"] = {"."};
   }
-  check(found.size() <= 1, "--data ", data, " has several YAML files with names: ", listed(found),
-        "; give --data one of these files");
-  return found.empty() ? "" : found[0];
+  std::string lines;
+  for (const auto& [split, images] : data.splits)
+    lines += concat("\"", split == "all" ? "train" : split, ": ", images[0], "\", ");
+  check(lines.empty() || !data.names.empty(), "--data ", folder.string(),
+        " looks like YOLO, but the class names are missing; write ", (folder / "data.yaml").string(),
+        " with the lines ", lines, "\"names: [first, second]\", or a classes.txt with a name in each line");
+  return splits_of(data);
 }
 
 }  // namespace yolox
