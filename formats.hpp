@@ -54,32 +54,14 @@ inline SplitReaders find_splits(const DataOptions& o) {
   const bool is_json = is_file(path) && !has_extension(path, {".yaml", ".yml", ".data"});
   if (is_json) return {{split_name(path.stem().string()), [=] { return read_coco_source(data, images); }}};
   refuse_images(o);
-  if (has_extension(path, {".data"}) && is_file(path)) return yolo_splits(read_obj_data(data));
-  if (is_file(path)) return yolo_splits(read_data_yaml(data));
+  if (is_file(path)) return yolo_file_splits(data);
   check(is_folder(path), "--data ", data, " ", why_missing(data),
         "; give a folder (COCO, Pascal VOC or YOLO), a COCO JSON file, a data.yaml, or shapes");
-  if (const std::string yaml = find_data_yaml(path.string(), /*both=*/true); !yaml.empty())
-    return yolo_splits(read_data_yaml(yaml));
-  if (splits = coco_splits(path); !splits.empty()) return splits;
-  if (splits = voc_splits(path); !splits.empty()) return splits;
-  if (const std::string darknet = find_obj_data(path); !darknet.empty())
-    return yolo_splits(read_obj_data(darknet));
-  if (const std::string yaml = find_data_yaml(path.string()); !yaml.empty())
-    return yolo_splits(read_data_yaml(yaml));
-  std::vector<std::string> nested, entries, skipped;
-  for (const fs::path& parent : {path, path / "VOCdevkit"})
-    for (const auto& folder : listing(parent, /*folders_only=*/true))
-      if (!voc_splits(folder).empty()) nested.push_back(folder.string());
-  check(nested.size() <= 1, "--data ", data, " has several Pascal VOC data sets; give one: ", listed(nested));
-  if (nested.size() == 1) return voc_splits(nested[0]);
-  if (const YoloYaml yolo = yolo_folders(path.string()); !yolo.splits.empty()) {
-    if (!yolo.names.empty()) return yolo_splits(yolo);
-    fail("--data ", data, " looks like YOLO, but the class names are missing; write ",
-         (path / "data.yaml").string(),
-         " with this text and the names of your classes, or a classes.txt with a name in each line:\n",
-         suggested_yaml(yolo));
-  }
-  std::vector<std::string> files = files_under(path, {}, skipped);
+  using FindSplits = SplitReaders (*)(const fs::path& folder);
+  for (const FindSplits find :
+       {data_yaml_splits, coco_splits, voc_splits, yolo_splits, nested_voc_splits, yolo_folder_splits})
+    if (splits = find(path); !splits.empty()) return splits;
+  std::vector<std::string> entries, skipped, files = files_under(path, {}, skipped);
   std::erase_if(files, [](const std::string& file) { return has_extension(file, kImages); });
   for (size_t i = 0; i < std::min<size_t>(files.size(), 1000); ++i)
     if (const std::string other = other_format(files[i]); !other.empty())

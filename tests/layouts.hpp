@@ -25,11 +25,16 @@ inline void write_picture(const std::string& path, const std::string& content) {
   REQUIRE(cv::imwrite(path, image));
 }
 
+inline std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+    text.replace(at, from.size(), to);
+  return text;
+}
+
 // Writes files. In their content, "DIR" is the path of the folder. A path that ends with a slash is a folder.
 inline void put(const TempDir& dir, const Files& files) {
   for (const auto& [path, content] : files) {
-    std::string text = content;
-    for (size_t at; (at = text.find("DIR")) != std::string::npos;) text.replace(at, 3, dir.path.string());
+    const std::string text = replaced(content, "DIR", dir.path.string());
     if (path.ends_with('/'))
       fs::create_directories(dir / path);
     else if (text.starts_with("@"))
@@ -37,16 +42,6 @@ inline void put(const TempDir& dir, const Files& files) {
     else
       write_text(dir / path, text);
   }
-}
-inline void put_all(const TempDir& dir, const Names& files, const std::string& content = "") {
-  for (const auto& file : files) put(dir, {{file, content}});
-}
-
-// Returns text with "DIR" in place of the folder.
-inline std::string below(const TempDir& dir, std::string text) {
-  const std::string path = dir.path.string();
-  for (size_t at; (at = text.find(path)) != std::string::npos;) text.replace(at, path.size(), "DIR");
-  return text;
 }
 
 inline std::string described(const std::string& name, const Source& s) {
@@ -60,7 +55,7 @@ inline std::string described(const std::string& name, const Source& s) {
     text += concat("box ", s.where(i), " class ", a.category_id, " [", a.x, " ", a.y, " ", a.w, " ", a.h, "]",
                    a.crowd ? " crowd\n" : "\n");
   }
-  for (const auto& [kind, line] : s.problems) text += kind + ": " + line + "\n";
+  for (const auto& [kind, line] : s.coco.problems) text += kind + ": " + line + "\n";
   for (const std::string& note : s.notes) text += note + "\n";
   for (const std::string& folder : s.skipped) text += "skipped: " + folder + "\n";
   return text;
@@ -80,8 +75,8 @@ inline std::string described(const std::string& name, const Dataset& d) {
   return text;
 }
 
-// Returns what is read from a data set, or "error: " and the message, which is one line unless it contains
-// the text of a file. The evaluated split is the same without the train split. o.data and o.images: relative
+// Returns what is read from a data set, with "DIR" in place of the folder, or "error: " and the message,
+// which is one line. The evaluated split is the same without the train split. o.data and o.images: relative
 // to the folder, or absolute.
 inline std::string reading(const TempDir& dir, DataOptions o = {}) {
   o.data = o.data.empty() ? dir.path.string() : o.data[0] == '/' ? o.data : dir / o.data;
@@ -95,9 +90,9 @@ inline std::string reading(const TempDir& dir, DataOptions o = {}) {
     CHECK(read_sources(o, /*with_train=*/false).val.files == s.val.files);
   } catch (const std::runtime_error& e) {
     text = concat("error: ", e.what());
-    CHECK((has(text, "names:") || !has(text, "\n")));
+    CHECK_FALSE(has(text, "\n"));
   }
-  return below(dir, text);
+  return replaced(text, dir.path.string(), "DIR");
 }
 // The same for what is trained on.
 inline std::string loading(const TempDir& dir, DataOptions o = {}) {
@@ -109,7 +104,7 @@ inline std::string loading(const TempDir& dir, DataOptions o = {}) {
   } catch (const std::runtime_error& e) {
     text = concat("error: ", e.what());
   }
-  return below(dir, text);
+  return replaced(text, dir.path.string(), "DIR");
 }
 
 struct Row {
@@ -176,5 +171,55 @@ inline std::string object(const std::string& name, const std::string& box = "1 2
   return text + "</bndbox></object>";
 }
 inline std::string voc(const std::string& inside) { return "<annotation>\n" + inside + "\n</annotation>\n"; }
+
+// Returns the rows of a table of data sets. A line is "title | files | part | part ..."; a line that begins
+// with a blank continues the one before. Files are separated by blanks: PATH, or PATH(CONTENT), with the
+// names of images in a .json file, of objects in an .xml file, and text in others, in which ";" is the end of
+// a line, and
+// "#1" a label of class 1. --split=NAME, --data=NAME and --images=NAME are options.
+inline std::vector<Row> rows(const std::string& table) {
+  std::vector<Row> rows;
+  std::istringstream lines(replaced(table, "\n ", " "));
+  for (std::string line; std::getline(lines, line);) {
+    if (line.empty() || line[0] == '#') continue;
+    Names parts;
+    for (size_t at = 0, end; at <= line.size(); at = end + 3) {
+      end = std::min(line.find(" | ", at), line.size());
+      parts.push_back(replaced(line.substr(at, end - at), "\\n", "\n"));
+    }
+    REQUIRE(parts.size() > 2);
+    Row row{parts[0], {}, {parts.begin() + 2, parts.end()}};
+    int depth = 0;
+    std::string word;
+    for (const char c : parts[1] + " ") {
+      depth += (c == '(') - (c == ')');
+      if (c != ' ' || depth > 0) word += c;
+      if (c != ' ' || depth > 0 || word.empty()) continue;
+      const size_t open = std::min(word.find('('), word.size()), equals = word.find('=');
+      const std::string path = word.substr(0, open);
+      std::string content = open < word.size() ? word.substr(open + 1, word.size() - open - 2) : path, text;
+      if (word.starts_with("--")) {
+        std::string& option = word.starts_with("--data")    ? row.options.data
+                              : word.starts_with("--split") ? row.options.split
+                                                            : row.options.images;
+        option = word.substr(equals + 1);
+      } else if (open < word.size() && path.ends_with(".json") && !std::strchr("{[", content[0])) {
+        row.files.emplace_back(path, coco(split_list(content)));
+      } else if (open < word.size() && path.ends_with(".xml")) {
+        for (const std::string& name : split_list(content)) text += object(name);
+        row.files.emplace_back(path, voc(text));
+      } else {
+        for (const char cls : {'0', '1', '2'})
+          content = replaced(content, std::string("#") + cls, cls + std::string(" 0.5 0.5 0.2 0.4"));
+        row.files.emplace_back(path, replaced(content, ";", "\n"));
+      }
+      word.clear();
+    }
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+inline Files files(const std::string& words) { return rows("- | " + words + " | -")[0].files; }
 
 }  // namespace yolox::test

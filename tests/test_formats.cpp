@@ -18,271 +18,201 @@ const std::string kLine = "0 0.5 0.5 0.2 0.4\n";
 // ---- COCO
 
 TEST_CASE("formats: COCO data sets are found in the common folder layouts") {
-  struct Layout {
-    std::string train_json, val_json, train_image, val_image;
-  };
-  for (const Layout& l : {
-           Layout{"annotations/instances_train2017.json", "annotations/instances_val2017.json",
-                  "train2017/a.png", "val2017/b.png"},
-           Layout{"annotations/train.json", "annotations/val.json", "images/train/a.png", "images/val/b.png"},
-           Layout{"annotations/train.json", "annotations/val.json", "images/a.png", "images/b.png"},
-           Layout{"train.json", "val.json", "a.png", "b.png"},
-           Layout{"annotations/my_train.json", "annotations/my_val.json", "photos/a.png", "other/b.png"},
-           Layout{"annotations/Train.JSON", "annotations/test.json", "train/images/a.png", "data/b.png"},
-           Layout{"train/_annotations.coco.json", "valid/_annotations.coco.json", "train/a.png",
-                  "valid/b.png"},
-           Layout{"train/labels.json", "test/labels.json", "train/data/a.png", "test/data/b.png"},
-           Layout{"annotations/trains_train.json", "annotations/trains_validation.json", "images/a.png",
-                  "images/b.png"},
-           Layout{"annotations/voc_trainval.json", "annotations/voc_test.json", "JPEGImages/a.png",
-                  "JPEGImages/b.png"},
-           // Only files of another task.
-           Layout{"annotations/person_keypoints_train2017.json", "annotations/person_keypoints_val2017.json",
-                  "images/a.png", "images/b.png"},
-       }) {
-    INFO(l.train_json << ", " << l.train_image);
+  std::istringstream layouts(R"(
+annotations/instances_train2017.json annotations/instances_val2017.json train2017/a.png val2017/b.png
+annotations/train.json annotations/val.json images/train/a.png images/val/b.png
+train.json val.json a.png b.png
+annotations/my_train.json annotations/my_val.json photos/a.png other/b.png
+annotations/Train.JSON annotations/test.json train/images/a.png data/b.png
+train/_annotations.coco.json valid/_annotations.coco.json train/a.png valid/b.png
+train/labels.json test/labels.json train/data/a.png test/data/b.png
+annotations/trains_train.json annotations/trains_validation.json images/a.png images/b.png
+annotations/voc_trainval.json annotations/voc_test.json JPEGImages/a.png JPEGImages/b.png
+annotations/person_keypoints_train2017.json annotations/person_keypoints_val2017.json images/a.png images/b.png
+)");
+  for (std::string train, val, a, b; layouts >> train >> val >> a >> b;) {
+    INFO(train << ", " << a);
     TempDir dir;
-    put(dir, {{l.train_json, coco({"a.png"})},
-              {l.val_json, coco({"b.png"})},
-              {l.train_image, ""},
-              {l.val_image, ""}});
+    put(dir, {{train, coco({"a.png"})}, {val, coco({"b.png"})}, {a, ""}, {b, ""}});
     for (const std::string end : {"", "/"})
       check_text(reading(dir, {dir.path.string() + end}),
-                 {"train DIR/" + l.train_json + ": DIR/" + l.train_image + "\nclasses a\nbox",
-                  "val DIR/" + l.val_json + ": DIR/" + l.val_image + "\nclasses a\nbox",
-                  "annotation 1 of image 1", "!image missing", "!note"});
+                 {"train DIR/" + train + ": DIR/" + a + "\nclasses a\nbox",
+                  "val DIR/" + val + ": DIR/" + b + "\nclasses a\nbox", "annotation 1 of image 1", "!note"});
   }
 }
 
 TEST_CASE(
     "formats: the images of a COCO file are found in one folder or several, and never those of another one") {
-  const Files two = {{"annotations/train.json", coco({"1.jpg", "2.jpg"})},
-                     {"annotations/val.json", coco({"1.jpg"})}};
-  const auto with = [&](Files files, const Names& images) {
-    for (const auto& image : images) files.emplace_back(image, image);
-    return files;
-  };
-  const auto one = [&](const std::string& name, const std::string& json, const Names& images) {
-    return with({{json, coco({name})}}, images);
-  };
-  const std::string in_train = "train/1.jpg DIR/", in_val = "val/1.jpg\n";
-  check_rows({
-      // clang-format off
-      // Of equal names, those in the folder of the split.
-      {"by name", with(two, {"train/1.jpg", "train/2.jpg", "val/1.jpg", "val/2.jpg", "images/1.jpg"}),
-          {"DIR/train/1.jpg DIR/train/2.jpg", "DIR/val/1.jpg"}},
-      {"by name, in images", with(two, {"images/train/1.jpg", "images/train/2.jpg", "images/val/1.jpg",
-          "images/1.jpg"}), {"images/train/1.jpg DIR/images/train/2", "images/val/1.jpg"}},
-      {"by the first letters", with(two, {"train2017/1.jpg", "train2017/2.jpg", "val2017/1.jpg"}),
-          {"train2017/1.jpg", "val2017/1.jpg"}},
-      {"by meaning", with(two, {"images/training/1.jpg", "images/training/2.jpg", "images/valid/1.jpg"}),
-          {"training/1.jpg", "valid/1.jpg"}},
-      {"one more level", with(two, {"train/images/1.jpg", "train/images/2.jpg", "valid/images/1.jpg"}),
-          {"train/images/1.jpg", "valid/images/1.jpg"}},
-      {"a part of the name of the file", one("2.jpg", "annotations/my_dev.json", {"all/2.jpg", "dev/2.jpg"}),
-          {": DIR/dev/2.jpg"}},
-      {"an image that the folder lacks is not taken from the other split", with(two, {"train/1.jpg",
-          "val/1.jpg", "val/2.jpg"}), {"DIR/train/1.jpg DIR/train/2.jpg"}},
-      // Folders of other names.
-      {"spread over folders", with({{"x.json", coco({"1.jpg", "2.jpg", "3.jpg"})}}, {"cam1/1.jpg",
-          "cam2/2.jpg", "cam3/a/3.jpg"}), {"cam1/1.jpg DIR/cam2/2.jpg DIR/cam3/a/3.jpg"}},
-      {"spread over the folders of splits", with({{"lvis_train.json", coco({"1.jpg", "2.jpg", "3.jpg"})}},
-          {"train2017/1.jpg", "train2017/2.jpg", "val2017/3.jpg"}),
-          {"train2017/1.jpg DIR/train2017/2.jpg DIR/val2017/3.jpg"}},
-      {"a stray copy decides nothing", with({{"annotations/instances_train.json", coco({"1.jpg", "2.jpg",
-          "3.jpg"})}}, {"images/1.jpg", "images/2.jpg", "images/3.jpg", "train/1.jpg"}),
-          {"images/1.jpg DIR/images/2.jpg DIR/images/3.jpg"}},
-      {"the folder with more of the images", with({{"x.json", coco({"1.jpg", "2.jpg", "3.jpg"})}},
-          {"cam1/1.jpg", "cam2/1.jpg", "cam2/2.jpg", "cam2/3.jpg"}),
-          {"cam2/1.jpg DIR/cam2/2.jpg DIR/cam2/3.jpg"}},
-      {"most of the images are enough", with({{"x.json", coco({"1.jpg", "2.jpg", "3.jpg"})}},
-          {"cam1/1.jpg", "cam1/2.jpg", "cam2/1.jpg", "cam2/2.jpg", "cam2/3.jpg"}),
-          {"cam2/1.jpg DIR/cam2/2.jpg DIR/cam2/3.jpg"}},
-      {"two recordings, one deeper", with({{"x.json", coco({"1.jpg"})}}, {"one/1.jpg", "two/rgb/1.jpg"}),
-          {"such as DIR/one/1.jpg and DIR/two/rgb/1.jpg"}},
-      {"copies", {{"x.json", coco({"1.jpg"})}, {"cam1/1.jpg", "same"}, {"cam2/1.jpg", "same"}},
-          {": DIR/cam1/1.jpg"}},
-      {"two recordings with equal names", with(two, {"images/a/1.jpg", "images/a/2.jpg", "images/b/1.jpg",
-          "images/b/2.jpg"}), {"error: DIR/annotations/val.json: two folders have images of its names, such "
-          "as DIR/images/a/1.jpg and DIR/images/b/1.jpg; name the folder of its images val, or give this "
-          "file as --data and the folder with --images DIR"}},
-      {"the same, and one is named", with(two, {"a/1.jpg", "b/1.jpg"}), {": DIR/b/1.jpg"},
-          {"annotations/val.json", "", 0, "b"}},
-      {"the same, the file has the name of a folder", one("1.jpg", "cam2.json", {"cam1/1.jpg", "cam2/1.jpg"}),
-          {": DIR/cam2/1.jpg"}},
-      // Names with folders.
-      {"relative to images", one("sub/deep/a.jpg", "annotations/x.json", {"images/sub/deep/a.jpg", "a.jpg"}),
-          {": DIR/images/sub/deep/a.jpg"}},
-      {"with images", one("images/a.jpg", "annotations/x.json", {"images/a.jpg"}), {": DIR/images/a.jpg"}},
-      {"the file is beside the images", one("images/a.jpg", "images/x.json", {"images/a.jpg"}),
-          {": DIR/images/a.jpg"}, {"images/x.json"}},
-      {"with the data set", one("set/images/a.jpg", "set/x.json", {"set/images/a.jpg"}),
-          {": DIR/set/images/a.jpg"}, {"set/x.json"}},
-      {"relative to annotations", one("../images/a.jpg", "annotations/x.json", {"images/a.jpg"}),
-          {": DIR/images/a.jpg", "!note"}},
-      {"of Windows", one(R"(images\\sub\\a.jpg)", "annotations/x.json", {"images/sub/a.jpg"}),
-          {": DIR/images/sub/a.jpg"}},
-      {"absolute", one("DIR/elsewhere/a.jpg", "annotations/x.json", {"elsewhere/a.jpg"}),
-          {": DIR/elsewhere/a.jpg"}},
-      {"absolute, outside of the data set", one("DIR/elsewhere/a.jpg", "set/annotations/x.json",
-          {"elsewhere/a.jpg"}), {": DIR/elsewhere/a.jpg"}, {"set"}},
-      {"no images", one("a.png", "a/annotations/x.json", {}), {"error: DIR/a/annotations/x.json: none of its "
-          "images was found under DIR/a, such as a.png; give this file as --data and their folder with "
-          "--images DIR"}, {"a"}},
-      {"longer than any path", one(std::string(5000, 'a'), "x.json", {}), {"none of its images"}},
-      {"outside of the data set", one("b.png", "g/x.json", {"b.png"}), {"none of its images"}, {"g"}},
-      {"a folder is no image", one("", "x.json", {}), {"none of its images"}},
-      // clang-format on
-  });
+  const std::string table = R"(
+by name | TWO train/1.jpg train/2.jpg val/1.jpg val/2.jpg images/1.jpg | DIR/train/1.jpg DIR/train/2.jpg
+ | DIR/val/1.jpg
+in images | TWO images/train/1.jpg images/train/2.jpg images/val/1.jpg images/1.jpg
+ | images/train/1.jpg DIR/images/train/2 | images/val/1.jpg
+by the first letters | TWO train2017/1.jpg train2017/2.jpg val2017/1.jpg | train2017/1.jpg | val2017/1.jpg
+by meaning | TWO images/training/1.jpg images/training/2.jpg images/valid/1.jpg | training/1.jpg | valid/1.jpg
+one more level | TWO train/images/1.jpg train/images/2.jpg valid/images/1.jpg | train/images/1.jpg
+ | valid/images/1.jpg
+a part of the name of the file | annotations/my_dev.json(2.jpg) all/2.jpg dev/2.jpg | : DIR/dev/2.jpg
+an image that the folder lacks is not taken from the other split | TWO train/1.jpg val/1.jpg val/2.jpg
+ | DIR/train/1.jpg DIR/train/2.jpg
+spread over folders | x.json(1.jpg,2.jpg,3.jpg) cam1/1.jpg cam2/2.jpg cam3/a/3.jpg
+ | cam1/1.jpg DIR/cam2/2.jpg DIR/cam3/a/3.jpg
+spread over the folders of splits | lvis_train.json(1.jpg,2.jpg,3.jpg) train2017/1.jpg train2017/2.jpg
+ val2017/3.jpg | train2017/1.jpg DIR/train2017/2.jpg DIR/val2017/3.jpg
+a stray copy decides nothing | annotations/instances_train.json(1.jpg,2.jpg,3.jpg) images/1.jpg images/2.jpg
+ images/3.jpg train/1.jpg | images/1.jpg DIR/images/2.jpg DIR/images/3.jpg
+the folder with more of the images | x.json(1.jpg,2.jpg,3.jpg) cam1/1.jpg cam2/1.jpg cam2/2.jpg cam2/3.jpg
+ | cam2/1.jpg DIR/cam2/2.jpg DIR/cam2/3.jpg
+most of the images are enough | x.json(1.jpg,2.jpg,3.jpg) cam1/1.jpg cam1/2.jpg cam2/1.jpg cam2/2.jpg cam2/3.jpg
+ | cam2/1.jpg DIR/cam2/2.jpg DIR/cam2/3.jpg
+two recordings, one deeper | x.json(1.jpg) one/1.jpg two/rgb/1.jpg
+ | such as DIR/one/1.jpg and DIR/two/rgb/1.jpg
+copies | x.json(1.jpg) cam1/1.jpg(same) cam2/1.jpg(same) | : DIR/cam1/1.jpg
+two recordings with equal names | TWO images/a/1.jpg images/a/2.jpg images/b/1.jpg images/b/2.jpg
+ | error: DIR/annotations/val.json: two folders have images of its names, such as DIR/images/a/1.jpg and
+ DIR/images/b/1.jpg; name the folder of its images val, or give this file as --data and the folder with --images
+ DIR
+one of them is named | TWO a/1.jpg b/1.jpg --data=annotations/val.json --images=b | : DIR/b/1.jpg
+the file has the name of a folder | cam2.json(1.jpg) cam1/1.jpg cam2/1.jpg | : DIR/cam2/1.jpg
+a name with folders | annotations/x.json(sub/deep/a.jpg) images/sub/deep/a.jpg a.jpg
+ | : DIR/images/sub/deep/a.jpg
+with images | annotations/x.json(images/a.jpg) images/a.jpg | : DIR/images/a.jpg
+the file is beside the images | images/x.json(images/a.jpg) images/a.jpg --data=images/x.json
+ | : DIR/images/a.jpg
+with the data set | set/x.json(set/images/a.jpg) set/images/a.jpg --data=set/x.json | : DIR/set/images/a.jpg
+relative to annotations | annotations/x.json(../images/a.jpg) images/a.jpg | : DIR/images/a.jpg | !note
+of Windows | annotations/x.json(images\\sub\\a.jpg) images/sub/a.jpg | : DIR/images/sub/a.jpg
+absolute | annotations/x.json(DIR/elsewhere/a.jpg) elsewhere/a.jpg | : DIR/elsewhere/a.jpg
+absolute, outside of the data set | set/annotations/x.json(DIR/elsewhere/a.jpg) elsewhere/a.jpg --data=set
+ | : DIR/elsewhere/a.jpg
+no images | a/annotations/x.json(a.png) --data=a | error: DIR/a/annotations/x.json: none of its images was found
+ under DIR/a, such as a.png; give this file as --data and their folder with --images DIR
+outside of the data set | g/x.json(b.png) b.png --data=g | none of its images
+longer than any path | x.json(LONG) | none of its images
+a folder is no image | x.json(images/) images/a.jpg | none of its images
+)";
+  check_rows(
+      rows(replaced(replaced(table, "TWO", "annotations/train.json(1.jpg,2.jpg) annotations/val.json(1.jpg)"),
+                    "LONG", std::string(5000, 'a'))));
   // Paths of another machine are found by their ends.
   for (const std::string name : {R"(..\\..\\upload\\1\\x.jpg)", "images/1/x.jpg", "/mnt/set/1/x.jpg",
                                  R"(C:\\sets\\1\\x.jpg)", "https://bucket.example/a/1/x.jpg"}) {
     INFO(name);
     TempDir dir;
-    put(dir, with({{"annotations/train.json", coco({name})}}, {"pictures/1/x.jpg", "pictures/2/x.jpg"}));
+    put(dir, files("annotations/train.json(" + name + ") pictures/1/x.jpg pictures/2/x.jpg"));
     check_text(reading(dir),
                {": DIR/pictures/1/x.jpg\n", "1 of 1 images were found under DIR by the end of"});
-    check_text(reading(dir, {"annotations/train.json", "", 0, "pictures"}), {": DIR/pictures/1/x.jpg\n"});
     fs::rename(dir / "pictures/1", dir / "pictures/3");  // a name that two files have is not guessed
     CHECK_HAS(reading(dir), "two folders have images of its names");
-    fs::remove(dir / "pictures/2/x.jpg");
-    CHECK_HAS(reading(dir), ": DIR/pictures/3/x.jpg\n");
   }
 }
 
-TEST_CASE(
-    "formats: --data accepts one COCO file, or one for training and one for validation; --images their "
-    "folder") {
-  TempDir dir;
-  put(dir, {{"a/first.json", coco({"1.jpg"})},
-            {"b/second.json", coco({"2.jpg"})},
-            {"a/x,y.json", coco({"1.jpg"})},
-            {"a/1.jpg", ""},
-            {"b/2.jpg", ""},
-            {"ann/one.json", coco({"a.png"})},
-            {"ann/two.json", coco({"b.png"})},
-            {"far/away/a.png", ""},
-            {"far/away/b.png", ""}});
-  const std::string both = "a/first.json,b/second.json";
-  check_text(reading(dir, {both}),
-             {"train DIR/a/first.json: DIR/a/1.jpg", "val DIR/b/second.json: DIR/b/2.jpg"});
-  check_text(reading(dir, {both, "train"}), {"train DIR/a/first.json", "one split"});
-  check_text(reading(dir, {both, "test"}), {"no split \"test\"; it has train, val"});
-  check_text(reading(dir, {"a/first.json,a/first.json"}), {"one split"});
-  check_text(reading(dir, {"a/first.json,nowhere.json"}), {"nowhere.json is no file"});
-  for (const std::string data : {"b", "b/second.json", "a/x,y.json"})
-    check_text(reading(dir, {data}), {"one split", "box ", "!error"});
-  check_text(reading(dir, {"ann/one.json"}), {"and their folder with --images DIR"});
-  check_text(reading(dir, {"ann/one.json", "", 0, "far/away"}), {": DIR/far/away/a.png"});
-  check_text(reading(dir, {"ann/one.json,ann/two.json", "", 0, "far/away"}),
-             {": DIR/far/away/a.png", ": DIR/far/away/b.png"});
-  check_text(reading(dir, {"ann/one.json", "", 0, "ann"}),
-             {"--images DIR/ann: DIR/ann/one.json: none of its images"});
-  check_text(reading(dir, {"ann/one.json", "", 0, "nowhere"}), {"--images DIR/nowhere is no folder"});
-  for (const std::string& data : {std::string("shapes"), dir.path.string(), dir / "x.lmdb"})
+TEST_CASE("formats: COCO files are chosen by split or named by --data, with --images for their folder") {
+  const std::string table = R"(
+two files | PAIR | train DIR/a/first.json: DIR/a/1.jpg | val DIR/b/second.json: DIR/b/2.jpg
+two files, one split | PAIR --split=train | train DIR/a/first.json | one split
+two files, no such split | PAIR --split=test | no split "test"; it has train, val
+the same file twice | a/first.json(1.jpg) a/1.jpg --data=a/first.json,a/first.json | one split
+no file | a/first.json(1.jpg) a/1.jpg --data=a/first.json,nowhere.json | nowhere.json is no file
+a comma in the name | a/x,y.json(1.jpg) a/1.jpg --data=a/x,y.json | one split | box | !error
+--images | x/one.json(a.png) far/away/a.png --data=x/one.json --images=far/away | : DIR/far/away/a.png
+--images for two | x/one.json(a.png) x/two.json(b.png) far/a.png far/b.png --data=x/one.json,x/two.json
+ --images=far | : DIR/far/a.png | : DIR/far/b.png
+--images without them | x/one.json(a.png) x/b.png --data=x/one.json --images=x
+ | --images DIR/x: DIR/x/one.json: none of its images
+--images of nothing | x/one.json(a.png) --data=x/one.json --images=nowhere | --images DIR/nowhere is no folder
+files of other tasks and programs | TRAIN x.json(1.jpg) annotations/._instances_train.json(1.jpg)
+ annotations/captions_train.json({}) annotations/image_info_test-dev.json({})
+ | train DIR/annotations/instances_train.json | one split
+no such split | TRAIN --split=test | no split "test"; it has train
+test if there is no val | TRAIN VAL(test) | train DIR/annotations/instances_train.json
+ | val DIR/annotations/instances_test.json
+val before test | TRAIN VAL(test) VAL(val) | val DIR/annotations/instances_val.json
+a named split | TRAIN VAL(test) VAL(val) --split=test | val DIR/annotations/instances_test.json
+valid is val | TRAIN VAL(test) VAL(val) --split=valid | val DIR/annotations/instances_val.json
+two files of a split | TRAIN VAL(val) annotations/val_small.json(2.jpg) | several files for 'val'
+that is not needed | TRAIN VAL(test) VAL(val) annotations/val_small.json(2.jpg) --split=test
+ | val DIR/annotations/instances_test.json
+one split | val.json(1.jpg) 1.jpg | one split
+no split | one.json(1.jpg) two.json(1.jpg) 1.jpg | several JSON files | one, two
+no split, named | one.json(1.jpg) two.json(1.jpg) 1.jpg --split=two | one split | DIR/two.json
+)";
+  std::string text = replaced(table, "PAIR",
+                              "a/first.json(1.jpg) b/second.json(2.jpg) a/1.jpg b/2.jpg "
+                              "--data=a/first.json,b/second.json");
+  text = replaced(text, "TRAIN", "annotations/instances_train.json(1.jpg) 1.jpg 2.jpg");
+  for (const std::string split : {"val", "test"})
+    text = replaced(text, "VAL(" + split + ")", "annotations/instances_" + split + ".json(2.jpg)");
+  check_rows(rows(text));
+  for (const std::string data : {"shapes", "DIR", "x.lmdb"})
     CHECK_HAS(error_of([&] {
-                load_splits({data, {}, 0, dir / "far"});
+                load_splits({data == "DIR" ? fs::temp_directory_path().string() : data, {}, 0, "far"});
               }),
-              "--images is for a COCO JSON file, not for --data " + data);
-}
-
-TEST_CASE("formats: the COCO files of a folder are chosen by split; an ambiguous split is an error") {
-  TempDir dir;
-  const std::string json = coco({"1.jpg"});
-  const auto read = [&](const std::string& split, const Names& wanted) {
-    check_text(reading(dir, {"", split}), wanted);
-  };
-  put(dir, {{"1.jpg", ""},
-            {"annotations/instances_train.json", json},
-            {"annotations/._instances_train.json", json},
-            {"x.json", json},
-            {"annotations/captions_train.json", "{}"},
-            {"annotations/image_info_test-dev.json", "{}"}});
-  read("", {"train DIR/annotations/instances_train.json", "one split"});
-  read("test", {"no split \"test\"; it has train"});
-  put(dir, {{"annotations/instances_test.json", coco({"1.jpg"}, {})}});
-  read("", {"train DIR/annotations/instances_train.json", "val DIR/annotations/instances_test.json"});
-  put(dir, {{"annotations/instances_val.json", coco({"1.jpg"}, {})}});
-  read("", {"val DIR/annotations/instances_val.json"});
-  read("test", {"val DIR/annotations/instances_test.json"});
-  read("valid", {"val DIR/annotations/instances_val.json"});
-  read("dev", {"\"dev\"; it has test, train, val"});
-  put(dir, {{"annotations/val_small.json", json}});
-  read("", {"several files for 'val'"});
-  read("test", {"val DIR/annotations/instances_test.json"});  // the ambiguous split is not needed
+              "--images is for a COCO JSON file, not for --data ");
   // Files of other programs are left out.
   const Names others = {R"({"categories": [{"id": 0, "name": "cat"}], "info": {"year": 2024}})",
                         R"({"images": 12, "annotations": 90})", R"([{"id": 1}])", R"({"1": "cat"})", ""};
-  Files beside = {
-      {"train.json", coco({"a.png"})}, {"val.json", coco({"b.png"})}, {"train/a.png", ""}, {"val/b.png", ""}};
-  for (const auto& other : others) beside.emplace_back(concat("stats_train", beside.size(), ".json"), other);
-  Files in_annotations = beside;
-  for (auto& file : in_annotations)
-    if (file.first.ends_with(".json")) file.first = "annotations/" + file.first;
-  check_rows({
-      // clang-format off
-      {"one split", {{"val.json", json}, {"1.jpg", ""}}, {"one split"}},
-      {"no split", {{"one.json", json}, {"two.json", json}, {"1.jpg", ""}}, {"several JSON files",
-          "one, two"}},
-      {"no split, named", {{"one.json", json}, {"two.json", json}, {"1.jpg", ""}}, {"one split",
-          "DIR/two.json"}, {"", "two"}},
-      {"other files", beside, {"val DIR/val.json: DIR/val/b.png"}},
-      {"other files in annotations", in_annotations, {"val DIR/annotations/val.json: DIR/val/b.png"}},
-      {"no list", {{"b/annotations/x.json", R"({"images": [], "categories": [], "annotations": []})"}},
-          {"x.json lists no images"}, {"b"}},
-      {"no categories", {{"annotations/x.json", coco({"a"}, {}, {})}}, {"x.json lists no categories"}},
-      {"no JSON", {{"annotations/x.json", ""}}, {"x.json: not valid JSON"}},
-      {"other keys", {{"x.json",
-          R"({"images":[{"id":1,"filename":"a.jpg"}],"categories":[{"id":1,"name":"a"}],)"
-          R"("annotation":[{"id":1,"image_id":1,"category_id":1,"bbox":[1,2,3,4]}]})"},
-          {"a.jpg", ""}}, {": DIR/a.jpg\nclasses a\nbox DIR/x.json: annotation 1 of image 1 class 1 [1 2 3 "
-          "4]"}},
-      // clang-format on
-  });
+  for (const std::string folder : {"", "annotations/"}) {
+    Files beside = files(folder + "train.json(a.png) " + folder + "val.json(b.png) train/a.png val/b.png");
+    for (const auto& other : others)
+      beside.emplace_back(concat(folder, "stats_train", beside.size(), ".json"), other);
+    check_rows({{folder, beside, {"val DIR/" + folder + "val.json: DIR/val/b.png"}}});
+  }
+  check_rows(
+      {{"no list",
+        {{"b/annotations/x.json", R"({"images": [], "categories": [], "annotations": []})"}},
+        {"x.json lists no images"},
+        {"b"}},
+       {"no categories", {{"annotations/x.json", coco({"a"}, {}, {})}}, {"x.json lists no categories"}},
+       {"no JSON", {{"annotations/x.json", ""}}, {"x.json: not valid JSON"}},
+       {"other keys",
+        {{"x.json", R"({"images":[{"id":1,"filename":"a.jpg"}],"categories":[{"id":1,"name":"a"}],)"
+                    R"("annotation":[{"id":1,"image_id":1,"category_id":1,"bbox":[1,2,3,4]}]})"},
+         {"a.jpg", ""}},
+        {": DIR/a.jpg\nclasses a\nbox DIR/x.json: annotation 1 of image 1 class 1 [1 2 3 4]"}}});
 }
 
 TEST_CASE("formats: COCO images that are listed twice are put together; two names of one file are an error") {
-  const Names boxes = {"3 1 [1,2,3,4]", "1 1 [5,6,7,8]"};
-  check_rows({
-      // clang-format off
-      {"twice", {{"train.json", coco({"a.png 40x30", "b.png", "a.png 40x30"}, boxes)}, {"train/a.png", ""},
-          {"train/b.png", ""}}, {"train/a.png DIR/train/b.png\n", "1 of image 1 class 1 [1 2 3 4]",
-          "2 of image 1 class 1 [5 6 7 8]", "1 images repeat the file_name of another one, such as image 3"}},
-      {"unknown width", {{"train.json", coco({"a.png 0x30", "b.png", "a.png 40x30"}, boxes)}, {"train/a.png",
-          ""}}, {"1 images repeat"}},
-      {"other size", {{"train.json", coco({"a.png 40x30", "b.png", "a.png 41x30"}, boxes)}, {"train/a.png",
-          ""}}, {"the images 1 (a.png, 40x30) and 3 (a.png, 41x30)"}},
-      {"a list that was appended to itself", {{"train.json", coco({"a.png", "b.png", "a.png"},
-          {"3 1 [1,2,3,4]", "1 1 [1,2,3,4]"})}, {"a.png", ""}}, {"2 of image 1 class 1 [1 2 3 4]",
-          "!annotation 1"}},
-      {"two names of one file", {{"train.json", coco({"x/1/a.png", "b.png", "x/2/a.png"}, boxes)},
-          {"pictures/of/january/a.png", ""}}, {"are read from the same file"}},
-      // clang-format on
-  });
+  const auto twice = [](const Names& images, const std::string& second = "[5,6,7,8]") {
+    return Files{
+        {"train.json", coco(images, {"3 1 [1,2,3,4]", "1 1 " + second})}, {"a.png", ""}, {"b.png", ""}};
+  };
+  check_rows({{"twice",
+               twice({"a.png 0x30", "b.png", "a.png 40x30"}),
+               {"DIR/a.png DIR/b.png\n", "1 of image 1 class 1 [1 2 3 4]", "2 of image 1 class 1 [5 6 7 8]",
+                "1 images repeat the file_name of another one, such as image 3"}},
+              {"a list that was appended to itself",
+               twice({"a.png", "b.png", "a.png"}, "[1,2,3,4]"),
+               {"1 of image 1 class 1 [1 2 3 4]", "!annotation 2"}},
+              {"another size",
+               twice({"a.png 40x30", "b.png", "a.png 41x30"}),
+               {"the images 1 (a.png, 40x30) and 3 (a.png, 41x30)"}},
+              {"two names of one file",
+               twice({"x/1/a.png", "c.png", "x/2/a.png"}),
+               {"are read from the same file"}}});
 }
 
 TEST_CASE("formats: a category without boxes that is the supercategory of all others is left out") {
-  const auto json = [](int category, const std::string& parent) {
-    std::string text = coco({"a.png"}, {concat("1 ", category, " [1,2,10,12]")}, {"cells", "red", "white"});
-    text.insert(text.find("\"red\"") + 5, ",\"supercategory\":\"cells\"");
-    return text.insert(text.find("\"white\"") + 7, ",\"supercategory\":\"" + parent + "\"");
+  const auto files = [](int of_train, int of_val, const std::string& parent = "cells") {
+    Files all = {{"a.png", "@20x20"}};
+    for (const auto& [split, category] : {std::pair("train", of_train), {"val", of_val}}) {
+      std::string text = coco({"a.png"}, {concat("1 ", category, " [1,2,10,12]")}, {"cells", "red", "white"});
+      text = replaced(text, "\"red\"", "\"red\",\"supercategory\":\"cells\"");
+      text = replaced(text, "\"white\"", "\"white\",\"supercategory\":\"" + parent + "\"");
+      all.emplace_back(concat(split, ".json"), text);
+    }
+    return all;
   };
-  const auto files = [&](const std::string& train, const std::string& val) {
-    return Files{{"train.json", train}, {"val.json", val}, {"a.png", "@20x20"}};
-  };
-  check_rows(
-      {
-          // clang-format off
-      {"dropped", files(json(2, "cells"), json(3, "cells")), {"train.json: 1 images\nclasses red, white\n",
-          "val.json: 1 images\nclasses red, white\nbox DIR/a.png class 1", "left out the category cells",
-          "!unknown class"}},
-      {"with a box", files(json(2, "cells"), json(1, "cells")), {"classes cells, red, white"}},
-      {"not of all", files(json(2, "none"), json(3, "none")), {"classes cells, red, white"}},
-          // clang-format on
-      },
-      loading);
+  check_rows({{"dropped",
+               files(2, 3),
+               {"train.json: 1 images\nclasses red, white\n",
+                "val.json: 1 images\nclasses red, white\nbox DIR/a.png class 1",
+                "left out the category cells", "!unknown class"}},
+              {"with a box", files(2, 1), {"classes cells, red, white"}},
+              {"not of all", files(2, 3, "none"), {"classes cells, red, white"}}},
+             loading);
   TempDir dir;
-  put(dir, files(json(2, "cells"), json(3, "cells")));
+  put(dir, files(2, 3));
   const auto classes = [&](size_t of_model) {
     return load_splits({dir.path.string()}, false, of_model).val.classes;
   };
@@ -312,171 +242,132 @@ TEST_CASE("formats: Pascal VOC objects are read with class, box and line number"
                                                        object("Cat", "1 2 3 4"))},
             {"Annotations/c.xml", voc("<filename>C:\\photos\\c.jpg</filename>")},
             {"Annotations/d e.xml", voc("<filename>other.jpg</filename>")},
-            {"Annotations/sub/f.xml", voc("<size><width>1e12</width><height>-5</height></size>")}});
-  put_all(dir, {"JPEGImages/b.JPG", "JPEGImages/old name.jpg", "JPEGImages/a.PnG", "JPEGImages/other.jpg",
-                "JPEGImages/sub/f.webp"});
+            {"Annotations/sub/f.xml", voc("<size><width>1e12</width><height>-5</height></size>")},
+            {"JPEGImages/old name.jpg", ""}});
+  put(dir, files("JPEGImages/b.JPG JPEGImages/a.PnG JPEGImages/other.jpg JPEGImages/sub/f.webp"));
   // The name of the XML file is preferred to <filename>. c has no image; its path is a guess. A later check
   // refuses the box of the second object of b.
   CHECK_HAS(reading(dir),
             "train DIR (all): DIR/JPEGImages/a.PnG DIR/JPEGImages/b.JPG DIR/JPEGImages/c.jpg "
-            "DIR/JPEGImages/other.jpg "
-            "DIR/JPEGImages/sub/f.webp\nclasses Cat, cat, dog & co\n"
+            "DIR/JPEGImages/other.jpg DIR/JPEGImages/sub/f.webp\nclasses Cat, cat, dog & co\n"
             "box DIR/Annotations/a.xml:3 class 0 [1 2 2 2]\n"
             "box DIR/Annotations/b.xml:6 class 2 [10.25 -2 20.25 102] crowd\n"
             "box DIR/Annotations/b.xml:13 class 1 [5 6 0 -2]\n"
             "note: DIR (all): 2 images have no XML file and are not used: old name, other\none split");
   const Source source = read_sources({dir.path.string()}).train;
   CHECK_FALSE(source.relative);
-  std::vector<int> sizes;
+  std::string sizes;
   for (const auto& image : source.coco.images)
-    sizes.insert(sizes.end(), {int(image.id), image.width, image.height});
-  CHECK(sizes == std::vector<int>{1, 0, 0, 2, 640, 480, 3, 0, 0, 4, 0, 0, 5, 0, 0});
+    sizes += concat(image.id, " ", image.width, "x", image.height, ", ");
+  CHECK(sizes == "1 0x0, 2 640x480, 3 0x0, 4 0x0, 5 0x0, ");
   CHECK(source.coco.annotations.at(0).area == 4);
 }
 
-TEST_CASE("formats: Pascal VOC splits are read from ImageSets/Main; the classes are those of all splits") {
-  struct Case {
-    Names lists;
-    std::string split, train, val;
+TEST_CASE("formats: Pascal VOC data sets are found in the common layouts, with the classes of all splits") {
+  const std::string table = R"(
+train, val, test, trainval | OBJECTS L/train.txt(a) L/val.txt(b) L/test.txt(c) L/trainval.txt(a;b)
+ | train DIR (train): DIR/JPEGImages/a.jpg\nclasses cat, cow, dog | val DIR (val): DIR/JPEGImages/b.jpg\nclasses cat
+trainval is named | OBJECTS L/train.txt(a) L/trainval.txt(a;b) --split=trainval | (train): | val DIR (trainval):
+valid | OBJECTS L/train.txt(a) L/valid.txt(b) --split=valid | train DIR (train): | val DIR (val):
+test for val | OBJECTS L/train.txt(a) L/test.txt(b) | train DIR (train): | val DIR (test):
+test after trainval | OBJECTS L/trainval.txt(a) L/val.txt(a) L/test.txt(b) | train DIR (trainval): | val DIR (test):
+val after trainval | OBJECTS L/trainval.txt(a) L/val.txt(b) | train DIR (trainval): | val DIR (val):
+one list | OBJECTS L/val.txt(b) | train DIR (val): DIR/JPEGImages/b.jpg\n | one split
+lists of a class, an empty one | OBJECTS L/cat_train.txt(a -1) L/trains.txt(a) L/val.txt(;) | train DIR (all):
+no such list | OBJECTS L/train.txt(a) --split=test | no split "test"; it has train
+columns and line ends | OBJECTS L/train.txt(b  -1; ;a   1;) | : DIR/JPEGImages/a.jpg DIR/JPEGImages/b.jpg\n
+one level below | VOC2007/Annotations/a.xml(cat) VOC2007/JPEGImages/a.jpg | : DIR/VOC2007/JPEGImages/a.jpg\n
+two levels below | D/VOC2007/Annotations/a.xml(cat) D/VOC2007/JPEGImages/a.jpg | : DIR/D/VOC2007/JPEGImages/a.jpg\n
+several | TWO | DIR/VOCdevkit/VOC2007, DIR/VOCdevkit/VOC2012 | give one
+one of several | TWO --data=VOCdevkit/VOC2012 | : DIR/VOCdevkit/VOC2012/JPEGImages/a.jpg
+Kaggle | annotations/a.xml(sign) images/a.png | : DIR/images/a.png
+Roboflow | ROBOFLOW | (train): DIR/train/a.rf.1.png\nclasses one, three, two | (val): DIR/valid/a.rf.1.png | class 2
+Roboflow, test | ROBOFLOW --split=test | (test): DIR/test/a.rf.1.png | class 1
+labelImg | a.xml(cat) b.xml(cat) a.jpg b.JPG | : DIR/a.jpg DIR/b.JPG\nclasses cat\nbox | one split
+no images | a.xml(cat) | is no data set
+)";
+  std::string text = replaced(table, "OBJECTS",
+                              "Annotations/a.xml(cat) Annotations/b.xml(dog) Annotations/c.xml(cow) "
+                              "JPEGImages/a.jpg JPEGImages/b.jpg JPEGImages/c.jpg");
+  text = replaced(text, " L/", " ImageSets/Main/");
+  text = replaced(text, "ROBOFLOW",
+                  "train/a.rf.1.xml(one) train/a.rf.1.png valid/a.rf.1.xml(two) valid/a.rf.1.png "
+                  "test/a.rf.1.xml(three) test/a.rf.1.png");
+  text = replaced(text, "TWO",
+                  "D/VOC2007/Annotations/a.xml(cat) D/VOC2007/JPEGImages/a.jpg "
+                  "D/VOC2012/Annotations/a.xml(cat) D/VOC2012/JPEGImages/a.jpg");
+  check_rows(rows(replaced(text, "D/", "VOCdevkit/")));
+  const auto named = [](const std::string& name) {  // two images of one name
+    Files all = files("JPEGImages/a.jpg JPEGImages/a.png JPEGImages/b.jpg Annotations/b.xml(cat)");
+    all.emplace_back("Annotations/a.xml", voc("<filename>" + name + "</filename>" + object("cat")));
+    return all;
   };
-  for (const Case& c : {
-           Case{{"train", "val", "test", "trainval"}, "", "train", "val"},
-           Case{{"train", "val", "test", "trainval"}, "test", "train", "test"},
-           Case{{"train", "val", "test", "trainval"}, "trainval", "train", "trainval"},
-           Case{{"train", "valid", "test"}, "", "train", "val"},
-           Case{{"train", "valid"}, "valid", "train", "val"},
-           Case{{"train", "valid"}, "val", "train", "val"},
-           Case{{"train", "test"}, "", "train", "test"},
-           Case{{"trainval", "test"}, "", "trainval", "test"},
-           Case{{"trainval", "val", "test"}, "", "trainval", "test"},  // trainval contains val
-           Case{{"trainval", "val"}, "", "trainval", "val"},
-           Case{{"train"}, "", "train", ""},
-           Case{{"val"}, "", "val", ""},
-           Case{{"cat_train", "cat_val", "trains"}, "", "all", ""},
-       }) {
-    INFO(c.lists.at(0) << " and " << c.lists.size() - 1 << " more, split " << c.split);
-    TempDir dir;
-    Files files = {{"ImageSets/Main/cat_train.txt", "a -1\n"}};
-    std::set<std::string> classes = {"cat"};
-    const auto add = [&](const std::string& name, const std::string& cls) {
-      files.insert(files.end(),
-                   {{"Annotations/" + name + ".xml", voc(object(cls))}, {"JPEGImages/" + name + ".jpg", ""}});
-    };
-    add("a", "cat");
-    add("unlisted", "cat");
-    for (const auto& list : c.lists) {
-      const std::string cls = list == "valid" ? "val" : list;
-      add("img_" + cls, cls);
-      files.emplace_back("ImageSets/Main/" + list + ".txt", "\xEF\xBB\xBFimg_" + cls + "  -1\r\n\r\na\r\n");
-      classes.insert(cls);
-    }
-    put(dir, files);
-    const auto wanted = [&](const std::string& name, const std::string& split) {
-      const std::string images =
-          split == "all" ? "" : " DIR/JPEGImages/a.jpg DIR/JPEGImages/img_" + split + ".jpg\nclasses ";
-      return concat(name, " DIR (", split, "):", images,
-                    split == "all" ? "" : listed({classes.begin(), classes.end()}, 99));
-    };
-    check_text(
-        reading(dir, {"", c.split}),
-        {wanted("train", c.train), c.val.empty() ? "one split" : wanted("val", c.val), "!image missing"});
-  }
-  const Files spaces = {{"Annotations/a b.xml", voc(object("cat"))}, {"JPEGImages/a b.jpg", ""},
-                        {"Annotations/a.xml", voc(object("cat"))},   {"JPEGImages/a.jpg", ""},
-                        {"ImageSets/Main/train.txt", "a b\n"},       {"ImageSets/Main/val.txt", "\n"}};
-  check_rows({
-      // clang-format off
-      {"names with spaces, an empty list", spaces, {": DIR/JPEGImages/a b.jpg\n", "one split"}},
-      {"no such list", spaces, {"no split \"test\"; it has train"}, {"", "test"}},
-      // clang-format on
-  });
-}
-
-TEST_CASE("formats: Pascal VOC data sets are found in the common folder layouts") {
-  const auto set = [](const std::string& root) {
-    return Files{{root + "Annotations/a.xml", voc(object("cat"))}, {root + "JPEGImages/a.jpg", ""}};
-  };
-  std::vector<Row> rows;
-  for (const std::string root : {"", "BCCD/", "VOC2007/", "VOCdevkit/VOC2007/"})
-    rows.push_back({root, set(root), {": DIR/" + root + "JPEGImages/a.jpg\n", "one split"}});
-  Files two = set("VOCdevkit/VOC2007/"), roboflow,
-        same_stem = {{"JPEGImages/a.jpg", "1"}, {"JPEGImages/a.png", "2"}, {"JPEGImages/b.jpg", ""}};
-  for (const auto& file : set("VOCdevkit/VOC2012/")) two.push_back(file);
-  for (const std::string split : {"train", "valid", "test"})
-    roboflow.insert(roboflow.end(),
-                    {{split + "/a.rf.1.xml", voc(object(split))}, {split + "/a.rf.1.png", ""}});
-  same_stem.emplace_back("Annotations/b.xml", voc(object("cat")));
-  const auto named = [&](const std::string& name) {
-    Files files = same_stem;
-    files.emplace_back("Annotations/a.xml", voc("<filename>" + name + "</filename>" + object("cat")));
-    return files;
-  };
-  rows.insert(
-      rows.end(),
-      {{"several", two, {"DIR/VOCdevkit/VOC2007, DIR/VOCdevkit/VOC2012", "give one"}},
-       {"one of several", two, {": DIR/VOCdevkit/VOC2012/JPEGImages/a.jpg"}, {"VOCdevkit/VOC2012"}},
-       {"Kaggle", {{"annotations/a.xml", voc(object("sign"))}, {"images/a.png", ""}}, {": DIR/images/a.png"}},
-       {"Roboflow",
-        roboflow,
-        {"(train): DIR/train/a.rf.1.png\nclasses test, train, valid", "(val): DIR/valid/a.rf.1.png",
-         "class 2 "}},
-       {"Roboflow, test", roboflow, {"(test): DIR/test/a.rf.1.png", "class 0 "}, {"", "test"}},
-       {"labelImg",
-        {{"a.xml", voc(object("cat"))}, {"b.xml", voc(object("cat"))}, {"a.jpg", ""}, {"b.JPG", ""}},
-        {": DIR/a.jpg DIR/b.JPG\nclasses cat\nbox", "one split"}},
-       {"XML files without images", {{"a.xml", voc(object("cat"))}}, {"is no data set"}},
-       {"<filename> tells two images apart",
-        named("a.png"),
-        {": DIR/JPEGImages/a.png DIR/JPEGImages/b.jpg\n"}},
+  check_rows(
+      {{"<filename> tells them apart", named("a.png"), {": DIR/JPEGImages/a.png DIR/JPEGImages/b.jpg\n"}},
        {"<filename> names neither",
         named("c.png"),
         {": DIR/JPEGImages/b.jpg\n",
-         "label file of several images, which are left out: "
-         "DIR/Annotations/a.xml: DIR/JPEGImages/a.jpg, DIR/JPEGImages/a.png; keep one"}}});
-  check_rows(rows);
+         "label file of several images, which are left out: DIR/Annotations/a.xml: DIR/JPEGImages/a.jpg, "
+         "DIR/JPEGImages/a.png; keep one"}},
+       {"names with spaces",
+        {{"Annotations/a b.xml", voc(object("cat"))},
+         {"JPEGImages/a b.jpg", ""},
+         {"Annotations/a.xml", voc(object("cat"))},
+         {"JPEGImages/a.jpg", ""},
+         {"ImageSets/Main/train.txt",
+          "\xEF\xBB\xBF"
+          "a b\r\n\r\n"}},
+        {": DIR/JPEGImages/a b.jpg\n"}}});
 }
 
 TEST_CASE("formats: unreadable Pascal VOC files and objects are skipped and reported with their line") {
-  TempDir dir;
   const std::string good = object("cat");
   std::string deep = "<annotation>";
   for (int i = 0; i < 200000; ++i) deep += "<object>";
-  put(dir,
-      {{"JPEGImages/good.jpg", ""},
-       {"Annotations/good.xml", voc(good)},
-       {"Annotations/broken.xml", "<annotation>\n<object>\n<name>cat</nam\n</object>"},
-       {"Annotations/cut.xml", voc(good).substr(0, 40)},
-       {"Annotations/empty.xml", ""},
-       {"Annotations/html.xml", "<html><body>Not Found</body></html>"},
-       {"Annotations/binary.xml", std::string("\x00\xFF\x00<<<>\x01", 8)},
-       {"Annotations/folder.xml/", ""},
-       {"Annotations/objects.xml",
-        voc("<object><name>cat</name></object>\n" + good + "\n" + object("cat", "one 2 3 4") + "\n" +
-            object("cat", "1 2 nan 4") + "\n" + object("cat", "1 2 3 1e999") + "\n" +
-            object("cat", "1 2 3 0x10") + "\n" + object("") + "\n" + object("cat", "1") +
-            "\n<object><name>cat</name><bndbox><xmin>1\n2</xmin></bndbox></object>")},
-       {"Annotations/deep.xml", deep},
-       {"Annotations/bomb.xml",
-        "<!DOCTYPE a [<!ENTITY b \"aaaaaaaaaa\"><!ENTITY c \"&b;&b;&b;&b;&b;&b;&b;&b;&b;&b;\">"
-        "<!ENTITY x SYSTEM \"file:///etc/passwd\">]>" +
-            voc(object("&c;&x;"))},
-       {"ImageSets/Main/train.txt",
-        "good\nbroken\ncut\nempty\nhtml\nbinary\nfolder\nobjects\ndeep\nbomb\ngone\n../../etc/passwd\n"}});
-  const Source source = read_sources({dir.path.string()}).train;
-  CHECK(source.problems.size() == 7 + 2 + 8);
+  const std::vector<std::array<std::string, 3>> bad_files = {
+      {"broken", "<annotation>\n<object>\n<name>cat</nam\n</object>", ":3: "},
+      {"cut", voc(good).substr(0, 40), ":2: "},
+      {"empty", "", ":1: "},
+      {"html", "<html><body>Not Found</body></html>", ":1: no <annotation>"},
+      {"binary", std::string("\x00\xFF\x00<<<>\x01", 8), ":1: "},
+      {"deep", deep, ":1: "}};
+  const std::vector<std::array<std::string, 2>> bad_objects = {
+      {"<object><name>cat</name></object>", "no <bndbox>"},
+      {object("cat", "one 2 3 4"), "xmin is \"one\""},
+      {object("cat", "1 2 nan 4"), "xmax is \"nan\""},
+      {object("cat", "1 2 3 1e999"), "ymax is \"1e999\""},
+      {object("cat", "1 2 3 0x10"), "ymax is \"0x10\""},
+      {object(""), "no <name>"},
+      {object("cat", "1"), "ymin is \"\""},
+      {"<object><name>cat</name><bndbox><xmin>1\x07"
+       "2</xmin></bndbox></object>",
+       "xmin is \"1?2\""}};
+  TempDir dir;
+  put(dir, files("JPEGImages/good.jpg Annotations/good.xml(cat) Annotations/folder.xml/"));
+  std::string list = "good\nfolder\nobjects\nbomb\ngone\n../../etc/passwd\n", objects;
   Names wanted = {"classes &c;&x;, cat\n",  // entities are not expanded
-                  "box DIR/Annotations/objects.xml:3 class 1",
-                  "label file missing: DIR/Annotations/gone.xml: "};
-  for (const std::string name :
-       {"broken.xml:3: ", "cut.xml:2: ", "empty.xml:1: ", "html.xml:1: no <annotation>",
-        "binary.xml:1: ", "deep.xml:1: ", "folder.xml: "})
-    wanted.push_back("label file cannot be read: DIR/Annotations/" + name);
-  for (const std::string end :
-       {"2: object: no <bndbox>", "4: object: xmin is \"one\"", "5: object: xmax is \"nan\"",
-        "6: object: ymax is \"1e999\"", "7: object: ymax is \"0x10\"", "8: object: no <name>",
-        "9: object: ymin is \"\"", "10: object: xmin is \"1?2\""})
-    wanted.push_back("label cannot be read: DIR/Annotations/objects.xml:" + end);
+                  "label file missing: DIR/Annotations/gone.xml: ",
+                  "label file cannot be read: DIR/Annotations/folder.xml: "};
+  for (const auto& [name, text, where] : bad_files) {
+    put(dir, {{"Annotations/" + name + ".xml", text}});
+    list += name + "\n";
+    wanted.push_back("label file cannot be read: DIR/Annotations/" + name + ".xml" + where);
+  }
+  for (const auto& [text, why] : bad_objects) {
+    wanted.push_back(concat("label cannot be read: DIR/Annotations/objects.xml:", 2 + count_of(objects, "\n"),
+                            ": object: ", why));
+    wanted.push_back(concat("box DIR/Annotations/objects.xml:", 3 + count_of(objects, "\n"), " class 1"));
+    objects += text + "\n" + good + "\n";
+  }
+  put(dir, {{"Annotations/objects.xml", voc(objects)},
+            {"Annotations/bomb.xml",
+             "<!DOCTYPE a [<!ENTITY b \"aaaaaaaaaa\"><!ENTITY c \"&b;&b;&b;&b;&b;&b;&b;&b;&b;&b;\">"
+             "<!ENTITY x SYSTEM \"file:///etc/passwd\">]>" +
+                 voc(object("&c;&x;"))},
+            {"ImageSets/Main/train.txt", list}});
   check_text(reading(dir), wanted);
+  CHECK(read_sources({dir.path.string()}).train.coco.problems.size() ==
+        3 + bad_files.size() + bad_objects.size());
   put(dir, {{"ImageSets/Main/train.txt", "gone\nempty\n"}});
   CHECK_HAS(reading(dir), "none of its 2 annotation files can be used");
   put(dir, {{"ImageSets/Main/train.txt", std::string("\xFF\xFEg\0o\0", 6)}});
@@ -506,7 +397,7 @@ TEST_CASE(
                  "1 0.5 0.5 0.25 0.5\r\n\r\n  0\t0.125 0.25 1e-1 2.5E-1  \r\n"
                  "0 0.4 0.9 0.2 0.3 0.6 0.1\n1.0 .1 .1 .2 .1 .2 .3 .1 .3\n+0 +.5 +0.5 +1 1",
                  "", "7 0.5 0.5 1 1\n-1 0.5 0.5 1 1\n0 40 50 -10 0\n"}));
-  put_all(dir, {"images/d.jpg"});
+  put(dir, {{"images/d.jpg", ""}});
   CHECK_HAS(
       reading(dir),
       "train DIR/data.yaml (train): DIR/images/a.jpg DIR/images/b.jpg DIR/images/c.jpg DIR/images/d.jpg\n"
@@ -521,7 +412,6 @@ TEST_CASE(
       "box DIR/labels/c.txt:3 class 0 [45 50 -10 0]\n"
       "note: DIR/data.yaml (train): 1 of 4 images have no label file and count as images without "
       "objects: d.jpg\none split");
-  CHECK(read_sources({dir.path.string()}).train.relative);
 
   // The second one has a confidence.
   const Names bad = {"0 0.5 0.5 0.5",       "0 0.5 0.5 0.5 0.5 0.9", "0 0.1 0.1 0.2 0.2 0.3 0.3 0.9",
@@ -547,7 +437,7 @@ TEST_CASE(
   put(other, yolo({lines, std::string("0 0.5 0.5 0.5 0.5\n\0\1\2", 22), kLine + std::string(100000, '9')}));
   put(other, {{"images/d.jpg", ""}, {"labels/d.txt/", ""}});
   check_text(reading(other), wanted);
-  for (const auto& problem : read_sources({other.path.string()}).train.problems)
+  for (const auto& problem : read_sources({other.path.string()}).train.coco.problems)
     CHECK(problem.second.size() < 300);
   for (const char* image : {"a", "b", "c"}) fs::remove(other / concat("images/", image, ".jpg"));
   check_text(reading(other), {"none of its 1 label files can be used", "labels/d.txt: Is a directory"});
@@ -570,7 +460,7 @@ TEST_CASE("formats: a pipe, a device or a huge file in the place of a text file 
     CHECK(error_of([&] { read_text(dir / name); }) ==
           dir / name + ": cannot be read (" + why + "); check the path");
   }
-  CHECK_HAS(error_of([&] { read_coco(dir / "pipe.txt"); }), "is not a regular file");
+  CHECK_HAS(error_of([&] { read_coco(dir / "pipe.txt"); }), "not a regular file");
 }
 
 TEST_CASE("formats: control characters in class names and problems are escaped") {
@@ -601,69 +491,37 @@ TEST_CASE(
     "formats: YOLO labels with keypoints are recognised, also without kpt_shape; polygons stay polygons") {
   const std::string line = "0 0.5 0.5 0.5 0.5", points = " 0.3 0.4 0.4 0.4 0.5 0.4 0.6 0.4",
                     with_visibility = line + " 0.3 0.4 2 0.6 0.7 1 0 0 0\n", without = line + points + "\n",
+                    outside = line + " 0.3 0.4 0.3 0.4 0.3 0.4 0.99 0.4\n",
                     whole = "a.txt:1 class 0 [0.25 0.25 0.5 0.5]";
-  const auto last = [](Names lines, const std::string& other) {
+  const auto last = [&](const std::string& other) {
+    Names lines(10, without);
     lines.back() = other;
-    return lines;
+    return yolo(lines);
   };
-  check_rows({
-      // clang-format off
-      {"kpt_shape", yolo({line + " 0.1 0.1 2 0.2 0.2 2\n"}, "kpt_shape: [2, 3]\n"), {whole, "!label cannot"}},
-      {"visibilities", yolo({with_visibility, with_visibility}), {whole, "the labels with 14 columns are "
-          "read as class, box and keypoints"}},
-      {"an object without keypoints", yolo({with_visibility + line + "\n"}), {whole, "14 columns",
-          "!label cannot"}},
-      // Without visibilities, small polygons may look like that: only a note.
-      {"no visibilities", yolo(Names(10, without)), {"!" + whole,
-          "the labels with 13 columns are read as polygons",
-          "add this line to data.yaml: kpt_shape: [4, 2]"}},
-      {"a point outside of the box", yolo(last(Names(10, without), line +
-          " 0.3 0.4 0.3 0.4 0.3 0.4 0.99 0.4\n")), {"!" + whole, "!keypoints"}},
-      {"lines of two lengths", yolo(last(Names(10, without), line + points + " 0.5 0.5\n")), {"!" + whole,
-          "!keypoints"}},
-      {"corners of a box", yolo(Names(10, line + " 0.4 0.4 0.6 0.4\n")), {"!" + whole, "!keypoints"}},
-      {"14 columns are no polygon", yolo(last(Names(10, with_visibility), line +
-          " 0.3 0.4 2 0.99 0.7 1 0 0 0\n")), {"a.txt:1: ", "b.txt:1: ", "j.txt:1: ", "!box"}},
-      // clang-format on
-  });
+  check_rows(
+      {{"kpt_shape",
+        yolo({line + " 0.1 0.1 2 0.2 0.2 2\n"}, "kpt_shape: [2, 3]\n"),
+        {whole, "!label cannot"}},
+       {"visibilities, also an object without keypoints, and one that is none",
+        yolo({with_visibility + line + "\n", with_visibility, line + " 0.3 0.4 2 0.99 0.7 1 0 0 0\n"}),
+        {whole, "2 labels are read as class, box and keypoints", "label cannot be read: DIR/labels/c.txt:1"}},
+       // Without visibilities, small polygons may look like that: only a note.
+       {"no visibilities", yolo(Names(10, without)), {"!" + whole, "read as polygons", "kpt_shape: [NUMBER"}},
+       {"a point outside of the box", last(outside), {"!" + whole, "!keypoints"}},
+       {"corners of a box", yolo(Names(10, line + " 0.4 0.4 0.6 0.4\n")), {"!" + whole, "!keypoints"}}});
 }
 
-TEST_CASE("formats: YOLO label files without an image are reported; relative paths work") {
+TEST_CASE(
+    "formats: YOLO images are listed recursively and paired with label files; those without are reported") {
   TempDir dir;
-  put_all(dir, {"images/train/a.jpg", "images/train/c.psd", "images/val/b.jpg"});
-  for (const std::string name : {"train/a", "train/gone", "train/c", "val/b", "train/classes"})
-    put(dir, {{"labels/" + name + ".txt", kLine}});
-  put(dir, {{"data.yaml", "train: images/train\nval: images/val\nnames: [cat]"}});
-  const std::string orphan = "label file without image: DIR/labels/train/gone.txt\n";
-  const auto check_one = [&] {
-    const std::string text = reading(dir);
-    CHECK_HAS(text, orphan);
-    CHECK(count_of(text, "label file without image") == 1);
-  };
-  check_one();
-  const fs::path before = fs::current_path();
-  fs::current_path(dir.path);
-  CHECK_HAS(described("", read_sources({"data.yaml"}).train),
-            "label file without image: labels/train/gone.txt\n");
-  fs::current_path(before);
-  // A list names a part of the images of a folder: the others are no orphans.
-  put(dir, {{"images/train/d.jpg", ""},
-            {"labels/train/d.txt", kLine},
-            {"list.txt", "images/train/a.jpg\nimages/train/a.jpg\n"},
-            {"data.yaml", "train: list.txt\nval: images/val\nnames: [cat]"}});
-  check_one();
-}
-
-TEST_CASE("formats: YOLO images are listed recursively and paired with their label files") {
-  TempDir dir;
-  put_all(dir, {"images/a.JPG", "images/b.Jpeg", "images/sub/c.png", "images/sub/d.tiff", "images/e.bmp",
-                "images/f.webp", "images/g.tif", "images/a.png", "images/h.gif", "images/notes.txt",
-                "images/._a.jpg", "images/.hidden/x.jpg", "images/x.jpg/i.jpg", "elsewhere/k.jpg",
-                "images/@eaDir/a.jpg/thumb.jpg", "images/lost+found/l.jpg"});
+  put(dir,
+      files("images/a.JPG images/b.Jpeg images/sub/c.png images/sub/d.tiff images/e.bmp images/f.webp "
+            "images/g.tif images/a.png images/h.gif images/notes.txt images/._a.jpg images/.hidden/x.jpg "
+            "images/x.jpg/i.jpg elsewhere/k.jpg images/@eaDir/a.jpg/thumb.jpg images/lost+found/l.jpg "
+            "data.yaml(train: images;names: [cat])"));
   fs::create_directory_symlink(dir / "images", dir / "images/sub/loop");
   fs::create_directory_symlink(dir / "elsewhere", dir / "images/link");
   fs::create_symlink(dir / "nowhere", dir / "images/lost.jpg");
-  put(dir, {{"data.yaml", "train: images\nnames: [cat]"}});
   // If no label file exists, the path is wrong most of the time.
   check_text(
       reading(dir),
@@ -680,129 +538,93 @@ TEST_CASE("formats: YOLO images are listed recursively and paired with their lab
   CHECK(yolo_label_file("x/my_images/train/a.jpg") == "x/my_images/train/a.txt");
   Names skipped;
   CHECK_HAS(error_of([&] { files_under(dir / "nowhere", kImages, skipped); }), "cannot be listed");
-  Files shared = yolo({kLine, kLine, ""});
-  for (const std::string name : {"a", "c"}) shared.emplace_back("images/" + name + ".png", "");
-  Files only_shared = yolo({kLine});
-  only_shared.emplace_back("images/a.png", "");
-  check_rows({
-      // clang-format off
-      {"beside the images", {{"photos/a.jpg", ""}, {"photos/a.txt", kLine}, {"data.yaml",
-          "train: photos\nnames: [cat]"}}, {"box DIR/photos/a.txt:1"}},
-      {"beside the images, in a folder images", {{"images/a.jpg", ""}, {"images/a.txt", kLine}, {"data.yaml",
-          "train: images\nnames: [cat]"}}, {"box DIR/images/a.txt:1"}},
-      // An empty label file may belong to two images.
-      {"one label file for two images", shared, {": DIR/images/b.jpg DIR/images/c.jpg DIR/images/c.png\n",
-          "label file of several images, which are left out: DIR/labels/a.txt: DIR/images/a.jpg, "
-          "DIR/images/a.png; keep one of them"}},
-      {"no other images", only_shared, {"none of its 2 label files can be used; correct them: "
-          "DIR/labels/a.txt: DIR/images/a.jpg, "}},
-      // clang-format on
-  });
+  check_rows(rows(R"(
+beside the images | photos/a.jpg photos/a.txt(#0) data.yaml(train: photos;names: [cat]) | box DIR/photos/a.txt:1
+beside the images, in a folder images | images/a.jpg images/a.txt(#0) data.yaml(train: images;names: [cat])
+ | box DIR/images/a.txt:1
+one label file for two images, an empty one is allowed | images/a.jpg images/b.jpg images/c.jpg images/a.png
+ images/c.png labels/a.txt(#0) labels/b.txt(#0) labels/c.txt() data.yaml(train: images;names: [cat])
+ | : DIR/images/b.jpg DIR/images/c.jpg DIR/images/c.png\n
+ | label file of several images, which are left out: DIR/labels/a.txt: DIR/images/a.jpg, DIR/images/a.png; keep
+ one of them
+no other images | images/a.jpg images/a.png labels/a.txt(#0) data.yaml(train: images;names: [cat])
+ | none of its 2 label files can be used; correct them: DIR/labels/a.txt: DIR/images/a.jpg, 
+)"));
+  TempDir lost;
+  put(lost,
+      files(
+          "images/train/a.jpg images/train/c.psd images/val/b.jpg images/train/d.jpg labels/train/a.txt(#0) "
+          "labels/train/gone.txt(#0) labels/train/c.txt(#0) labels/train/d.txt(#0) labels/val/b.txt(#0) "
+          "labels/train/classes.txt(#0) list.txt(images/train/a.jpg;images/train/a.jpg)"));
+  for (const std::string train : {"images/train", "list.txt"}) {  // a list names a part of the images
+    put(lost, {{"data.yaml", "train: " + train + "\nval: images/val\nnames: [cat]"}});
+    const std::string text = reading(lost);
+    CHECK_HAS(text, "label file without image: DIR/labels/train/gone.txt\n");
+    CHECK(count_of(text, "label file without image") == 1);
+  }
+  const fs::path before = fs::current_path();
+  fs::current_path(lost.path);
+  CHECK_HAS(described("", read_sources({"data.yaml"}).train), "without image: labels/train/gone.txt\n");
+  fs::current_path(before);
 }
 
-TEST_CASE("formats: data.yaml: image paths may be absolute or relative to several folders") {
-  struct Case {
-    std::string yaml;     // in DIR/set/data.yaml
-    Names images, train;  // existing files, expected files
-  };
-  const Names listed_images = {"set/images/c/1.jpg", "set/images/lost.jpg", "set/images/lost.jpg",
-                               "set/lists/d.jpg"};
-  for (const Case& c : {
-           Case{"train: images/train", {"set/images/train/a.jpg"}, {}},
-           Case{"path: .\ntrain: images/train/", {"set/images/train/a.jpg"}, {}},
-           Case{"path: ../other\ntrain: ./images",
-                {"other/images/a.jpg", "set/images/b.jpg"},
-                {"other/images/a.jpg"}},
-           Case{"path: /not/here\ntrain: images", {"set/images/a.jpg"}, {}},
-           Case{"path: DIR/other\ntrain: images", {"other/images/a.jpg"}, {}},
-           Case{"train: DIR/other/images", {"other/images/a.jpg"}, {}},
-           Case{"path: sub\ntrain: images", {"set/sub/b.jpg", "set/images/a.jpg"}, {"set/images/a.jpg"}},
-           Case{"train: ../train/images", {"set/train/images/a.jpg"}, {}},
-           Case{"train: ../train/images",
-                {"set/train/images/a.jpg", "train/images/b.jpg"},
-                {"train/images/b.jpg"}},
-           Case{"train: [images/b, images/a]", {"set/images/a/2.jpg", "set/images/b/1.jpg"}, {}},
-           Case{"train:\n- images/b\n- lists/other.txt",
-                {"set/images/b/1.jpg", "set/lists/e.jpg", "set/f.jpg"},
-                {"set/f.jpg", "set/images/b/1.jpg", "set/lists/e.jpg"}},
-           Case{"path: /not/here\ntrain: lists/train.txt",
-                {"set/images/c/1.jpg", "set/lists/d.jpg"},
-                {"set/images/c/1.jpg", "set/images/lost.jpg", "set/images/lost.jpg", "set/lists/d.jpg"}},
-           Case{"train: lists/other.txt", {"set/lists/e.jpg", "set/f.jpg"}, {"set/f.jpg", "set/lists/e.jpg"}},
-           Case{"path: sub\ntrain: ../train/images", {"set/sub/train/images/a.jpg"}, {}},
-           Case{"train: x.txt", {"set/x.txt/a.jpg"}, {}},  // x.txt is a folder
-           Case{"train: C:\\sets\\cells\\images\\train", {"set/images/train/a.jpg"}, {}},
-           Case{"train: images\\val", {"set/images/val/b.jpg"}, {}},
-           Case{"train: lists/far.txt", {"set/cam1/a.jpg", "set/cam2/b.jpg"}, {}},
-       }) {
-    INFO(c.yaml);
-    TempDir dir;
-    put_all(dir, c.images);
-    put(dir, {{"set/data.yaml", c.yaml + "\nnames: [cat]\n"},
-              {"set/lists/other.txt", "e.jpg\n./f.jpg"},
-              {"set/lists/far.txt", "D:\\old\\cam1\\a.jpg\nE:\\x\\cam2\\b.jpg\n"},
-              {"set/lists/train.txt",
-               "\xEF\xBB\xBF./d.jpg\r\n\r\nimages\\c\\1.jpg\r\nimages/lost.jpg\n./images/lost.jpg\n"}});
-    std::string wanted = "train DIR/set/data.yaml (train):";
-    for (const std::string& image : c.train.empty() ? c.images : c.train) wanted += " DIR/" + image;
-    CHECK_HAS(reading(dir, {"set/data.yaml"}), wanted + "\n");
-  }
-  TempDir dir;
-  put(dir, {{"data.yaml", "train: images\nval: ../v/images\nnames: [cat]"}, {"images/a.jpg", ""}});
-  check_text(reading(dir), {"DIR/data.yaml: val: neither a folder nor a .txt",
-                            (dir.path.parent_path() / "v/images").string()});
-  CHECK_HAS(reading(dir, {"", "train"}), ": DIR/images/a.jpg");  // val is not needed
-  put(dir, {{"v/images/notes.txt", ""}});
-  CHECK_HAS(reading(dir), "val: no images in ../v/images");
-  check_rows({
-      // clang-format off
-      {"a list of two recordings with equal names", {{"data.yaml", "train: list.txt\nnames: [cat]"},
-          {"list.txt", "/old/x/1.jpg\n"}, {"cam1/1.jpg", "1"}, {"cam2/1.jpg", "2"}},
-          {"list.txt: two folders have images of its names", "correct the paths in the list"}},
-      // clang-format on
-  });
-}
-
-TEST_CASE("formats: data.yaml: each split has a key") {
-  struct Case {
-    std::string keys, split, train, val;
-  };
-  for (const Case& c :
-       {Case{"train val test", "", "train", "val"}, Case{"train val test", "test", "train", "test"},
-        Case{"train valid", "", "train", "valid"}, Case{"train validation", "val", "train", "validation"},
-        Case{"train test", "", "train", "test"}, Case{"val", "", "val", ""}}) {
-    INFO(c.keys << " " << c.split);
-    TempDir dir;
-    std::string yaml = "names: [cat]\ndownload: https://example.com/a.zip\n";
-    std::istringstream keys(c.keys);
-    for (std::string key; keys >> key;) {
-      put_all(dir, {key + "/images/" + key + ".jpg"});
-      yaml += key + ": " + key + "/images\n";
-    }
-    if (!has(c.keys, "test")) yaml += "test:  # optional\n";
-    put(dir, {{"data.yaml", yaml}});
-    check_text(reading(dir, {"", c.split}),
-               {c.train + "): DIR/" + c.train + "/images/" + c.train + ".jpg\n",
-                c.val.empty() ? "one split" : "): DIR/" + c.val + "/images/" + c.val + ".jpg\n"});
-    if (!has(c.keys, "test")) CHECK_HAS(reading(dir, {"", "test"}), "no split \"test\"; it has ");
-  }
+TEST_CASE(
+    "formats: data.yaml: image paths may be absolute or relative to several folders; each split has a key") {
+  const std::string table = R"(
+below the file | Y(train: images/train) set/images/train/a.jpg | TR set/images/train/a.jpg
+path | Y(path: .;train: images/train/) set/images/train/a.jpg | TR set/images/train/a.jpg
+path elsewhere | Y(path: ../other;train: ./images) other/images/a.jpg set/images/b.jpg | TR other/images/a.jpg
+path of another machine | Y(path: /not/here;train: images) set/images/a.jpg | TR set/images/a.jpg
+absolute path | Y(path: DIR/other;train: images) other/images/a.jpg | TR other/images/a.jpg
+absolute folder | Y(train: DIR/other/images) other/images/a.jpg | TR other/images/a.jpg
+path without the folder | Y(path: sub;train: images) set/sub/b.jpg set/images/a.jpg | TR set/images/a.jpg
+Roboflow | Y(train: ../train/images) set/train/images/a.jpg | TR set/train/images/a.jpg
+as it is written | Y(train: ../train/images) set/train/images/a.jpg train/images/b.jpg | TR train/images/b.jpg
+in path | Y(path: sub;train: ../train/images) set/sub/train/images/a.jpg | TR set/sub/train/images/a.jpg
+two folders | Y(train: [images/b, images/a]) set/images/a/2.jpg set/images/b/1.jpg
+ | TR set/images/a/2.jpg DIR/set/images/b/1.jpg
+a folder and a list | Y(train:;- images/b;- lists/other.txt) set/images/b/1.jpg set/lists/e.jpg set/f.jpg
+ set/lists/other.txt(e.jpg;./f.jpg) | TR set/f.jpg DIR/set/images/b/1.jpg DIR/set/lists/e.jpg
+a list, with images that are lost | Y(path: /not/here;train: lists/train.txt) set/images/c/1.jpg set/lists/d.jpg
+ set/lists/train.txt(./d.jpg; ;images\c\1.jpg;images/lost.jpg;./images/lost.jpg)
+ | TR set/images/c/1.jpg DIR/set/images/lost.jpg DIR/set/images/lost.jpg DIR/set/lists/d.jpg
+a folder named as a list | Y(train: x.txt) set/x.txt/a.jpg | TR set/x.txt/a.jpg
+Windows | Y(train: C:\sets\cells\images\train) set/images/train/a.jpg | TR set/images/train/a.jpg
+not another split | Y(train: C:\sets\images) set/images/train/a.jpg | neither a folder nor a .txt
+a list of another machine | Y(train: far.txt) set/far.txt(D:\old\cam1\a.jpg;E:\x\cam2\b.jpg) set/cam1/a.jpg
+ set/cam2/b.jpg | TR set/cam1/a.jpg DIR/set/cam2/b.jpg
+of two recordings | Y(train: list.txt) set/list.txt(/old/x/1.jpg) set/cam1/1.jpg set/cam2/1.jpg
+ | list.txt: two folders have images of its names | correct the paths in the list
+no folder | Y(train: images;val: ../v/images) set/images/a.jpg
+ | DIR/set/data.yaml: val: neither a folder nor a .txt: DIR/v/images
+which is not needed | Y(train: images;val: ../v/images) set/images/a.jpg --split=train | TR set/images/a.jpg
+no images | Y(train: images;val: v) set/images/a.jpg set/v/notes.txt | val: no images in v
+three splits | Y(train: a;val: b;test: c) IMAGES | TR set/a/1.jpg | (val): DIR/set/b/2.jpg
+test is named | Y(train: a;val: b;test: c) IMAGES --split=test | TR set/a/1.jpg | (test): DIR/set/c/3.jpg
+valid | Y(train: a;valid: b;test:) IMAGES --split=val | TR set/a/1.jpg | (val): DIR/set/b/2.jpg
+validation | Y(train: a;validation: b) IMAGES | TR set/a/1.jpg | (val): DIR/set/b/2.jpg
+train and test | Y(train: a;test: c;download: x) IMAGES | TR set/a/1.jpg | (test): DIR/set/c/3.jpg
+val alone | Y(val: b) IMAGES | train DIR/set/data.yaml (val): DIR/set/b/2.jpg | one split
+no test | Y(train: a;test:  # optional) IMAGES --split=test | no split "test"; it has train
+)";
+  std::string text = replaced(table, "Y(", "--data=set set/data.yaml(names: [cat];");
+  text = replaced(text, "TR ", "train DIR/set/data.yaml (train): DIR/");
+  check_rows(rows(replaced(text, "IMAGES", "set/a/1.jpg set/b/2.jpg set/c/3.jpg")));
 }
 
 TEST_CASE("formats: data.yaml: classes are a list, a map or a count; errors are reported with their line") {
   const std::string train = "train: images\n";
   std::string nested;
   for (int i = 0; i < 1000; ++i) nested += std::string(i, ' ') + "a:\n";
-  std::vector<std::pair<std::string, std::string>> rows = {
+  std::vector<std::pair<std::string, std::string>> cases = {
       // the file, and a part of the text
       {"\xEF\xBB\xBFnames: [cat, 'a, b', \"null\", 7, yes]\r\nnc: 5\r\n" + train,
        "classes cat, a, b, null, 7, yes\n"},
       {"names:\n- cat\n- dog\n" + train, "classes cat, dog\n"},
       {"names:\r\n  1: dog\r\n  0: cat\r\n  2: \xC3\xA9l\xC3\xA9phant\r\n" + train,
        "classes cat, dog, \xC3\xA9l\xC3\xA9phant\n"},
-      {"names: {0: cat}\nnc: 1\n" + train, "classes cat\n"},
       {"nc: 3\n" + train, "classes 0, 1, 2\n"},
       {"names:\nnc: 2\n" + train, "classes 0, 1\n"},
-      {train + "names: [cat, dog", "not valid YAML"},
       {train + "names:\n  - cat\n dog: 1", "data.yaml:4: not valid YAML"},
       {train + "names: &x [*y]", "data.yaml:2: not valid YAML"},
       {train + "names: [cat]\nval: a\nval: b", "data.yaml:4: a second val"},
@@ -814,27 +636,22 @@ TEST_CASE("formats: data.yaml: classes are a list, a map or a count; errors are 
       {"names: [cat]", "no train and no val"},
       {train + "names: cat", "data.yaml:2: names must be a list"},
       {train + "names: []", "data.yaml:2: names is empty"},
-      {train + "names: {}", "data.yaml:2: names is empty"},
       {train + "names: [cat, [dog]]", "data.yaml:2: names has no text for class 1 of 2"},
       {train + "names: [cat, null]", "class 1 of 2"},
-      {train + "names: &a [cat, *a]", "class 1 of 2"},
       {train + "names: {0: cat, 2: dog}", "data.yaml:2: names has no text for class 1 of 2"},
       {train + "names: {1: cat, 2: dog}", "class 0 of 2"},
-      {train + "names: {a: cat}", "class 0 of 1"},
       {train + "names: {0: cat, 0: dog}", "class 1 of 2"},
-      {train + "names: {1000000000: cat}", "class 0 of 1"},
       {train + "\nnc: 3\nnames: [a, b]", "data.yaml:3: nc is \"3\", names has 2 entries"},
       {"names: [a]\ntrain: 3", "train: neither a folder nor a .txt"},
       {"names: [a]\npath: [x]\ntrain: images/a.jpg", "neither a folder nor a .txt"},
       {train + "names: " + std::string(20000, '['), "not valid YAML"},
-      {std::string(20000, '{'), "not valid YAML"},
       {nested, "error: DIR/data.yaml"},
       {"a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\n" + train + "names: *c", "class 0 of 2"}};
-  for (const std::string nc : {"0", "-1", "2.5", "many", "1000000000", "1e30", "[1]", "{}"})
-    rows.emplace_back(train + "nc: " + nc, "data.yaml:2: nc is ");
-  for (const std::string value : {"{a: b}", "[]", "[[a]]", "[a, {}]", "['']"})
-    rows.emplace_back("names: [a]\ntrain: " + value, "data.yaml:2: train must be a folder");
-  for (const auto& [yaml, wanted] : rows) {
+  for (const std::string nc : {"0", "-1", "2.5", "many", "1000000000", "[1]", "{}"})
+    cases.emplace_back(train + "nc: " + nc, "data.yaml:2: nc is ");
+  for (const std::string value : {"{a: b}", "[]", "[[a]]", "['']"})
+    cases.emplace_back("names: [a]\ntrain: " + value, "data.yaml:2: train must be a folder");
+  for (const auto& [yaml, wanted] : cases) {
     const std::string begin = yaml.substr(0, 200);
     INFO(begin);
     TempDir dir;
@@ -843,88 +660,51 @@ TEST_CASE("formats: data.yaml: classes are a list, a map or a count; errors are 
   }
 }
 
-TEST_CASE("formats: a YOLO folder without class names is answered with a data.yaml that is correct for it") {
-  TempDir dir;
-  put_all(dir, {"x/images/train/a.jpg", "x/images/val/b.jpg", "y/train/images/a.jpg", "y/valid/images/b.jpg",
-                "z/images/a.jpg", "z/images/b.jpg"});
-  put_all(dir, {"x/labels/train/a.txt", "y/train/labels/a.txt", "z/labels/a.txt"}, "2 0.5 0.5 0.2 0.2\n");
-  put(dir, {{"y/valid/labels/", ""}});
-  for (const auto& [set, classes] :
-       {std::pair("x/", "classes.txt"), {"y/", "train/labels/classes.txt"}, {"z/", "labels/classes.txt"}}) {
-    const std::string folder = set;
-    INFO(folder);
-    const std::string error = reading(dir, {set}), mark = "in each line:\n",
-                      one = set[0] == 'z' ? "one split" : "val ";
-    CHECK_HAS(error, concat("write DIR/", set, "data.yaml with this text"));
-    REQUIRE(error.find(mark) != std::string::npos);
-    put(dir, {{concat(set, "data.yaml"), error.substr(error.find(mark) + mark.size())}});
-    check_text(reading(dir, {set}), {"classes name of class 0, name of class 1, name of class 2\nbox", one});
-    // Without the file, classes.txt of labelImg is enough.
-    fs::remove(dir / concat(set, "data.yaml"));
-    put(dir, {{concat(set, classes), "cat\nred dog\ncow\n\n"}});
-    check_text(reading(dir, {set}), {"classes cat, red dog, cow\n", one});
-  }
-  put(dir, {{"x/classes.txt", "cat\n\ndog\n"}, {"w/images/train/a.jpg", ""}});
-  CHECK_HAS(reading(dir, {"x"}), "classes.txt:2: empty line");  // lines are class ids
-  CHECK_HAS(reading(dir, {"w"}), "is no data set");             // no labels
-}
-
 TEST_CASE("formats: labels of labelImg, CVAT, Darknet, Yolo_mark and Roboflow in YOLO format are read") {
-  const std::string line = "1 0.5 0.5 0.2 0.4\n", box = " class 1 [0.4 0.3 0.2 0.4]";
-  const auto darknet = [&](const std::string& folder, const std::string& labels, const std::string& data,
-                           const std::string& path = "") {
-    return Files{{data, "# mine\r\nclasses= 2\r\ntrain  = " + path +
-                            "train.txt\r\n#valid = old.txt\r\nvalid = " + path +
-                            "valid.txt\r\nnames = " + path + "my.names\r\n\r\nbackup =\r\neval=coco\r\n"},
-                 {"my.names", "cat\r\nred dog\r\n"},
-                 {"train.txt", path + folder + "a.jpg\r\n"},
-                 {"valid.txt", path + folder + "b.jpg\r\n"},
-                 {folder + "a.jpg", ""},
-                 {folder + "b.jpg", ""},
-                 {labels + "a.txt", line},
-                 {labels + "b.txt", line}};
+  // DARKNET(data file, prefix of its paths, folder of the images, folder of the labels, folder of all)
+  const auto darknet = [](const std::string& data, const std::string& path, const std::string& images,
+                          const std::string& labels, const std::string& all = "") {
+    return concat(all, data, "(# mine;classes= 2;train  = ", path,
+                  "train.txt;#valid = old.txt;valid = ", path, "valid.txt;names = ", path,
+                  "my.names;;backup =;eval=coco;) ", all, "my.names(cat;red dog;) ", all, "train.txt(", path,
+                  images, "/a.jpg) ", all, "valid.txt(", path, images, "/b.jpg) ", all, images, "/a.jpg ",
+                  all, images, "/b.jpg ", all, labels, "/a.txt(#1) ", all, labels, "/b.txt(#1)");
   };
-  const Names read = {"classes cat, red dog\nbox",
-                      "a.txt:1" + box,
-                      "b.txt:1" + box,
-                      "train DIR/",
-                      "val DIR/",
-                      "!no label file"};
-  const auto inside = [](Files files, const std::string& folder) {
-    for (auto& file : files) file.first = folder + file.first;
-    return files;
-  };
-  Files roboflow, no_names = darknet("x/", "x/", "obj.data");
-  for (const std::string split : {"train/", "valid/"})
-    roboflow.insert(
-        roboflow.end(),
-        {{split + "a.jpg", ""}, {split + "a.txt", line}, {split + "_darknet.labels", "cat\nred dog"}});
-  no_names[0].second = "classes = 2\ntrain = train.txt\n";
-  check_rows({
-      // clang-format off
-      // The folder may be called images, although labels of YOLO are in a folder `labels` in other layouts.
-      {"labelImg", {{"images/a.jpg", ""}, {"images/b.PNG", ""}, {"images/c.jpg", ""}, {"images/a.txt", line},
-          {"images/classes.txt", "cat\ndog\n"}}, {": DIR/images/a.jpg DIR/images/b.PNG "
-          "DIR/images/c.jpg\nclasses cat, dog\nbox DIR/images/a.txt:1" + box, "one split"}, {"images"}},
-      {"labelImg, with splits", {{"train/a.jpg", ""}, {"val/b.jpg", ""}, {"train/a.txt", line},
-          {"train/classes.txt", "cat\ndog\n"}}, {": DIR/train/a.jpg\n", ": DIR/val/b.jpg\n"}},
-      {"CVAT", darknet("obj_train_data/", "obj_train_data/", "obj.data"), read},
-      {"CVAT, paths of another machine", darknet("obj_train_data/", "obj_train_data/", "obj.data", "data/"),
-          read},
-      {"no names", no_names, {"no names; add names = obj.names"}},
-      {"images and labels", darknet("images/", "labels/", "obj.data"), read},
-      {"the same, the file", darknet("images/", "labels/", "obj.data"), read, {"obj.data"}},
-      {"absolute paths, another name", darknet("images/", "labels/", "coco.data", "DIR/"), read},
-      {"the same, the file", darknet("images/", "labels/", "coco.data", "DIR/"), read, {"coco.data"}},
-      {"Yolo_mark", inside(darknet("img/", "img/", "obj.data", "data/"), "data/"), read},
-      {"Yolo_mark, its folder", inside(darknet("img/", "img/", "obj.data", "data/"), "data/"), read,
-          {"data"}},
-      {"Roboflow", roboflow, {"train/_darknet.labels (train): DIR/train/a.jpg\nclasses cat, red dog\nbox",
-          "val DIR/train/_darknet.labels (val): DIR/valid/a.jpg\n"}},
-      {"Roboflow, one folder", roboflow, {": DIR/train/a.jpg\nclasses cat, red dog\nbox DIR/train/a.txt:1" +
-          box, "one split"}, {"train"}},
-      // clang-format on
-  });
+  std::string table = R"(
+# The folder may be called images, although labels of YOLO are in a folder `labels` in other layouts.
+labelImg | images/a.jpg images/b.PNG images/c.jpg images/a.txt(#1) images/classes.txt(cat;dog) --data=images
+ | : DIR/images/a.jpg DIR/images/b.PNG DIR/images/c.jpg\nclasses cat, dog\nbox DIR/images/a.txt:1BOX | one split
+labelImg, with splits | train/a.jpg val/b.jpg train/a.txt(#1) train/classes.txt(cat;dog) | : DIR/train/a.jpg\n
+ | : DIR/val/b.jpg\n
+no names | obj.data(train = train.txt) train.txt(a.jpg) a.jpg | no names; add names = obj.names
+Roboflow | ROBOFLOW | train/_darknet.labels (train): DIR/train/a.jpg\nclasses cat, red dog\nbox
+ | val DIR/train/_darknet.labels (val): DIR/valid/a.jpg\n
+Roboflow, one folder | ROBOFLOW --data=train | : DIR/train/a.jpg\nclasses cat, red dog\nbox DIR/train/a.txt:1BOX
+images and labels with names | a/images/train/a.jpg a/images/val/b.jpg a/labels/train/a.txt(#1)
+ a/labels/classes.txt(cat;red dog;;) --data=a | (train): DIR/a/images/train/a.jpg\nclasses cat, red dog\nbox
+ | (val): DIR/a/images/val/b.jpg
+one folder of images | images/a.jpg labels/a.txt(#1) classes.txt(cat;dog) | (all): DIR/images/a.jpg\nclasses cat, dog
+an empty line is a class | images/a.jpg labels/a.txt(#1) classes.txt(cat;;dog) | classes.txt:2: empty line
+without names | images/train/a.jpg images/val/b.jpg labels/train/a.txt(#1)
+ | write DIR/data.yaml with the lines "train: images/train", "val: images/val", "names: [first, second]", or a
+ classes.txt with a name in each line
+without names, one folder | images/a.jpg labels/a.txt(#1) | with the lines "train: images", "names:
+without labels | images/train/a.jpg | is no data set
+)";
+  const std::string read =
+      " | classes cat, red dog\\nbox | a.txt:1BOX | b.txt:1BOX | train DIR/ | val DIR/ | !no label";
+  for (const std::string& row :
+       {darknet("obj.data", "", "obj_train_data", "obj_train_data"),       // CVAT
+        darknet("obj.data", "data/", "obj_train_data", "obj_train_data"),  // paths of another machine
+        darknet("obj.data", "", "images", "labels"), darknet("coco.data", "DIR/", "images", "labels"),
+        darknet("coco.data", "DIR/", "images", "labels") + " --data=coco.data",
+        darknet("obj.data", "data/", "img", "img", "data/"),  // Yolo_mark
+        darknet("obj.data", "data/", "img", "img", "data/") + " --data=data"})
+    table += row.substr(0, 20) + " | " + row + read + "\n";
+  table = replaced(table, "ROBOFLOW",
+                   "train/a.jpg train/a.txt(#1) train/_darknet.labels(cat;red dog) valid/a.jpg "
+                   "valid/a.txt(#1) valid/_darknet.labels(cat;red dog)");
+  check_rows(rows(replaced(table, "BOX", " class 1 [0.4 0.3 0.2 0.4]")));
 }
 
 // ---- units, numbers and names
@@ -940,16 +720,14 @@ TEST_CASE(
   const double boxes[6][4] = {{10, 20, 60, 30},  {90, 10, 50, 60}, {20, 70, 70, 40},
                               {100, 60, 55, 50}, {5, 5, 40, 40},   {80, 30, 70, 80}};
   for (const Unit& u :
-       {Unit{"one split", 1, 1}, Unit{"error: DIR", 1. / 160, 1. / 120},
-        Unit{"24 of 24 boxes are fractions of the image size", 1. / 160, 1. / 120},
-        Unit{"all 24 boxes are within 0..100, although the images are larger: per cent", 1 / 1.6, 1 / 1.2},
+       {Unit{"one split", 1, 1}, Unit{"24 of 24 boxes are fractions of the image size", 1. / 160, 1. / 120},
+        Unit{"24 of 24 boxes are within 0..100, although the images are larger: per cent", 1 / 1.6, 1 / 1.2},
         Unit{"boxes reach beyond their images", 1, 1, true},
         Unit{"24 of 24 boxes reach beyond their images", 4, 4}}) {
     Files as_coco, as_voc;
     Names images, annotations;
-    std::string objects;
     for (int i = 0; i < 4; ++i) {
-      objects.clear();
+      std::string objects;
       for (const auto& b : boxes) {
         const double x = b[0] * u.x, y = b[1] * u.y, w = b[2] * u.x + (u.corners ? x : 0),
                      h = b[3] * u.y + (u.corners ? y : 0);
@@ -965,15 +743,14 @@ TEST_CASE(
     check_rows({{"COCO", as_coco, {u.wanted}}, {"VOC", as_voc, {u.wanted}}}, loading);
   }
   const std::string pixels = "0 120 80 40 30\n", inside = "0 0.5 0.5 0.2 0.2\n0 0.95 0.5 0.1 0.2\n",
-                    out = "reach beyond their images, such as DIR/labels/";
-  const std::string image = "@64x48";
+                    out = "reach beyond their images, such as DIR/labels/", image = "@64x48";
   check_rows(
       {{"one wrong line is no reason to stop",
         yolo({inside, "", pixels}, "", image),
         {"one split", "box outside of the image: DIR/labels/c.txt:1"}},
        {"pixels",
         yolo({inside, pixels, "0 20 200 40 30\n0 600 400 4 3\n"}, "", image),
-        {"3 of 5 boxes " + out + "b.txt:1; YOLO labels are"}},
+        {"3 of 5 boxes " + out + "b.txt:1 [", "; YOLO labels are"}},
        {"corners", yolo({"0 0.7 0.6 0.9 0.8\n"}, "", image), {"1 of 1 boxes " + out + "a.txt:1", "corners"}},
        {"divided twice",
         yolo({"0 0.005 0.005 0.002 0.002\n"}, "", image),
@@ -989,43 +766,31 @@ TEST_CASE(
       loading);
 }
 
-TEST_CASE(
-    "formats: a box twice, also with another last digit, is one box; only crowds are named; two near boxes "
-    "are two") {
+TEST_CASE("formats: a box twice, also with another last digit, is one box; crowds alone are no objects") {
   const auto json = [](const Names& boxes) {
     return Files{{"x.json", coco({"a.png"}, boxes, {"a", "b"})}, {"a.png", "@160x120"}};
   };
-  const std::string one = "box DIR/a.png class 0 [10 20 40 60]\n";
-  check_rows(
-      {
-          // clang-format off
-      {"equal", json({"1 1 [10,20,30,40]", "1 1 [10,20,30,40]"}), {one,
-          "duplicate box: DIR/x.json: annotation 2"}},
-      {"last digit", json({"1 1 [10,20,30,40]", "1 1 [10.01,20,30,39.99]"}), {one,
-          "duplicate box: DIR/x.json: annotation 2"}},
-      {"between others", json({"1 1 [10,20,30,40]", "1 1 [10.005,70,30,40]", "1 1 [10.01,20,30,40]"}),
-          {"annotation 3", "!annotation 2"}},
-      {"another class", json({"1 1 [10,20,30,40]", "1 2 [10,20,30,40]"}), {"class 1", "!duplicate"}},
-      {"near", json({"1 1 [10,20,30,40]", "1 1 [11,20,30,40]"}), {"!duplicate"}},
-      {"crowds", json({"1 1 [10,20,30,40],\"iscrowd\":1", "1 1 [50,20,30,40],\"iscrowd\":1"}),
-          {"error: DIR/x.json: all 2 boxes are crowds (iscrowd 1) or difficult objects"}},
-      {"difficult", {{"a.png", "@160x120"}, {"a.xml", voc(object("a", "1 2 30 50",
-          "<difficult>1</difficult>"))}}, {"all 1 boxes are crowds"}},
-      {"none", json({"1 1 [1,1,0,0]"}), {"no usable box", "the first problem: box without area"}},
-      {"empty", json({}), {"no usable box"}},
-          // clang-format on
-      },
-      loading);
-}
-
-TEST_CASE("formats: the log counts ignored regions") {
+  const std::string one = "box DIR/a.png class 0 [10 20 40 60]\n", crowd = ",\"iscrowd\":1";
+  check_rows({{"last digit",
+               json({"1 1 [10,20,30,40]", "1 1 [10.005,70,30,40]", "1 1 [10.01,20,30,39.99]"}),
+               {one, "duplicate box: DIR/x.json: annotation 3", "!annotation 2"}},
+              {"another class, near",
+               json({"1 1 [10,20,30,40]", "1 2 [10,20,30,40]", "1 1 [11,20,30,40]"}),
+               {"class 1", "!duplicate"}},
+              {"crowds",
+               json({"1 1 [10,20,30,40]" + crowd, "1 1 [50,20,30,40]" + crowd}),
+               {"error: DIR/x.json: all 2 boxes are crowds (iscrowd 1) or difficult objects"}},
+              {"difficult",
+               {{"a.png", "@160x120"}, {"a.xml", voc(object("a", "1 2 30 50", "<difficult>1</difficult>"))}},
+               {"all 1 boxes are crowds"}},
+              {"none", json({"1 1 [1,1,0,0]"}), {"no usable box", "the first problem: box without area"}},
+              {"empty", json({}), {"no usable box"}}},
+             loading);
   TempDir dir;
-  put(dir, {{"x.json", coco({"a.png"}, {"1 1 [10,20,30,40],\"iscrowd\":1", "1 1 [50,20,30,40]"})},
-            {"a.png", "@160x120"}});
+  put(dir, json({"1 1 [10,20,30,40]" + crowd, "1 1 [50,20,30,40]"}));
   Log log(dir / "log.txt", /*quiet=*/true);
   log_classes(log, load_splits({dir.path.string()}));
-  CHECK_HAS(contents(dir / "log.txt"),
-            "boxes   1 for training: a 1; and 1 ignored regions (crowds, difficult objects)\n");
+  CHECK_HAS(contents(dir / "log.txt"), "and 1 ignored regions (crowds, difficult objects)\n");
 }
 
 PROGRAM_TEST("eval: detections and a ground truth in fractions, or with corners, are refused") {
@@ -1054,122 +819,85 @@ TEST_CASE("formats: class names are compared in one normal form, and a message s
                  {"a.png", "@20x20"},
                  {"b.png", "@20x21"}};
   };
-  std::vector<Row> rows;
+  std::vector<Row> all = {
+      {"case",
+       pair("Disc", "disc"),
+       {"\"disc\" and \"Disc\" differ in case, blanks, - or _", "objects of the class disc are left out"}},
+      {"underscore", pair("red_disc", "red disc"), {"\"red disc\" and \"red_disc\" differ in case"}}};
   for (const auto& [train, val] : {std::pair("disc ", "disc"),
                                    {" red  disc", "red disc"},
                                    {"red\u00a0disc", "red disc"},
                                    {"B\u00e4r", "Ba\u0308r"},
                                    {"A\u030a\u017c", "\u00c5z\u0307"},
                                    {"\u3000\u732b", "\u732b"}})
-    rows.push_back(
+    all.push_back(
         {val,
          pair(train, val),
          {"val DIR/val.json: 1 images\nclasses " + normal_name(val) + ", box\nbox DIR/b.png class 0", "!note",
           "!left out"}});
-  rows.push_back(
-      {"case",
-       pair("Disc", "disc"),
-       {"\"disc\" and \"Disc\" differ in case, blanks, - or _", "objects of the class disc are left out"}});
-  rows.push_back(
-      {"underscore", pair("red_disc", "red disc"), {"\"red disc\" and \"red_disc\" differ in case"}});
-  rows.push_back({"a Cyrillic letter",
-                  pair("disc", "dis\u0441"),
-                  {"differ in a character: \"\u0441\" (2 bytes) and \"c\" (1 bytes)"}});
-  check_rows(rows, loading);
+  check_rows(all, loading);
   CHECK(normal_name("a\u0308\u0323 \xff\u00df") == "\u00e4\u0323 \xff\u00df");
-  check_rows({
-      // clang-format off
-      {"VOC", {{"a.jpg", ""}, {"b.jpg", ""}, {"a.xml", voc(object("red disc"))}, {"b.xml",
-          voc(object("red\u00a0disc "))}}, {"classes red disc\n"}},
-      // clang-format on
-  });
+  check_rows({{"VOC",
+               {{"a.jpg", ""},
+                {"b.jpg", ""},
+                {"a.xml", voc(object("red disc"))},
+                {"b.xml", voc(object("red\u00a0disc "))}},
+               {"classes red disc\n"}}});
 }
 
 // ---- which format a folder has
 
 TEST_CASE("formats: in an ambiguous folder data.yaml has priority, then COCO, Pascal VOC and YOLO") {
-  TempDir dir;
-  put(dir, yolo({kLine}));
-  const auto kind = [&](const std::string& wanted, const std::string& data = "") {
-    CHECK_HAS(reading(dir, {data}), "train DIR/" + wanted);
-  };
-  const Files in_voc = {{"Annotations/b.xml", voc(object("cat"))}, {"JPEGImages/b.jpg", ""}};
-  kind("data.yaml (train)");
-  put(dir, {{"package.json", R"({"name": "x"})"},
-            {"annotations.json", "[1, 2]"},
-            {"images/a.json", R"({"shapes": [], "imagePath": "a.jpg"})"}});  // a file of labelme
-  kind("data.yaml (train)");
-  put(dir, {{"labels.json", coco({"a.jpg"})}});
-  put(dir, in_voc);
-  kind("data.yaml (train)");
-  fs::rename(dir / "data.yaml", dir / "own.yaml");  // a file of any program may have another name
-  kind("labels.json");
-  fs::remove(dir / "labels.json");
-  CHECK_HAS(reading(dir), "train DIR (all)");
-  kind("own.yaml (train)", "own.yaml");  // an explicit path decides
-  put(dir, {{"data.yaml", "seed: 3\n"}, {"annotations/train.json", coco({"a.jpg"})}});  // of another program
-  kind("annotations/train.json");
-  fs::rename(dir / "own.yaml", dir / "data.yaml");
-  fs::remove_all(dir / "annotations");
-  fs::remove_all(dir / "Annotations");
-  put(dir, {{"backup/Annotations/b.xml", voc(object("cat"))}, {"backup/JPEGImages/b.jpg", ""}});
-  kind("data.yaml (train)");  // deeper folders have the lowest priority
-
-  const std::string yaml = contents(dir / "data.yaml");
-  put(dir, {{"args.yaml", "epochs: 3"}, {"broken.yaml", "["}, {"coco8.yaml", yaml}});
-  kind("data.yaml (train)");
-  fs::rename(dir / "data.yaml", dir / "dataset.yaml");
-  kind("dataset.yaml (train)");
-  fs::remove(dir / "dataset.yaml");
-  fs::remove_all(dir / "backup");
-  kind("coco8.yaml (train)");
-  put(dir, {{"coco9.yml", yaml}});
-  CHECK_HAS(reading(dir), "several YAML files");
+  const std::string table = R"(
+data.yaml | DATA COCO VOC images/a.json(x.jpg) package.json({"name": "x"}) args.yaml(epochs: 3) broken.yaml([)
+ coco8.yaml(names: [x])
+ | train DIR/data.yaml (train)
+dataset.yaml | SET dataset.yaml(NAMES) COCO VOC | train DIR/dataset.yaml (train)
+a file of any program may have another name | SET own.yaml(NAMES) COCO VOC | train DIR/labels.json
+Pascal VOC | SET own.yaml(NAMES) VOC | train DIR (all)
+an explicit path decides | SET own.yaml(NAMES) COCO VOC --data=own.yaml | train DIR/own.yaml (train)
+data.yaml of another program | SET own.yaml(NAMES) COCO data.yaml(seed: 3) | train DIR/labels.json
+deeper folders come last | DATA backup/Annotations/b.xml(cat) backup/JPEGImages/b.jpg | train DIR/data.yaml (train)
+another name | SET coco8.yaml(NAMES) args.yaml(epochs: 3) annotations.json([1, 2]) | train DIR/coco8.yaml (train)
+two | SET coco8.yaml(NAMES) coco9.yml(NAMES) | several YAML files
+nowhere | a.jpg --data=nowhere | DIR/nowhere does not exist
+no file | a.jpg --data=nowhere.yaml | does not exist
+empty | x/ --data=x | an empty folder
+unknown | a.jpg b.log d/e/f.xml package.json({"name": "x"}) | annotations/*.json | Annotations/*.xml | data.yaml
+ | a.jpg, b.log, d, package.json
+)";
+  std::string text = replaced(table, "DATA", "SET data.yaml(NAMES)");
+  text = replaced(text, "SET", "images/a.jpg labels/a.txt(#0)");
+  text = replaced(text, "NAMES", "train: images;names: [cat]");
+  text = replaced(text, "COCO", "labels.json(a.jpg)");
+  check_rows(rows(replaced(text, " VOC", " Annotations/b.xml(cat) JPEGImages/b.jpg")));
 }
 
-TEST_CASE(
-    "formats: a path without a data set is refused, and formats that are not read are named with the way "
-    "out") {
-  const auto one = [](const std::string& name, const std::string& text) {
-    return Files{{"x/" + name, text}, {"x/a.jpg", ""}};
-  };
-  std::vector<Row> rows = {
-      // clang-format off
-      {"nowhere", {}, {"DIR/nowhere does not exist"}, {"nowhere"}},
-      {"no file", {}, {"does not exist"}, {"nowhere.yaml"}},
-      {"empty", {}, {"an empty folder"}},
-      {"unknown", {{"a.jpg", ""}, {"b.log", ""}, {"d/e/f.xml", ""}, {"package.json", R"({"name": "x"})"}},
-          {"annotations/*.json", "Annotations/*.xml", "data.yaml", "a.jpg, b.log, d, package.json"}},
-      {"an archive as file", {{"x.zip", "PK\3\4 and so on"}}, {"error: DIR/x.zip is an archive; unpack it"},
-          {"x.zip"}},
-      {"labelme as file", {{"x.json", R"({"shapes": [], "imagePath": "a.jpg"})"}},
-          {"DIR/x.json is a file of labelme; convert it"}, {"x.json"}},
-      {"a table as file", {{"x.csv", "a.jpg,1,2,3,4,cat\n"}}, {"DIR/x.csv is a CSV table"}, {"x.csv"}},
-      // clang-format on
-  };
-  for (const auto& [name, text, wanted] : std::vector<std::array<std::string, 3>>{
+TEST_CASE("formats: data sets of formats that are not read are refused by name, with the way out") {
+  for (const auto& row : std::vector<std::array<std::string, 3>>{
            {"a.zip", "PK\3\4", "an archive; unpack it"},
-           {"a.tar.gz", "\x1F\x8B\x08", "an archive"},
-           {"a.json", R"({"version": "5", "shapes": [], "imagePath": "a.jpg", "imageData": null})",
-            "a file of labelme"},
-           {"via.json",
-            R"({"a.jpg1": {"filename": "a.jpg", "regions": [{"shape_attributes": {"name": "rect"}}]}})",
-            "a file of VIA"},
-           {"a.jpg.json", R"({"objects": [{"classTitle": "cat", "points": {"exterior": []}}]})",
-            "a file of Supervisely"},
-           {"tasks.json", R"([{"annotations": [{"result": [{"from_name": "label", "to_name": "image"}]}]}])",
-            "a file of Label Studio"},
-           {"_annotations.createml.json",
-            R"([{"image": "a.jpg", "annotations": [{"label": "cat", "coordinates": {"x": 1}}]}])",
-            "a CreateML file"},
+           {"a.tar.gz", "\x1F\x8B\x08", "an archive; unpack it"},
+           {"a.json", R"({"version": "5", "shapes": [], "imagePath": "a.jpg"})",
+            "a file of labelme; convert it"},
+           {"via.json", R"({"a.jpg1": {"regions": [{"shape_attributes": {"name": "rect"}}]}})",
+            "a file of VIA; "},
+           {"b.json", R"({"objects": [{"classTitle": "cat", "points": {}}]})", "a file of Supervisely; "},
+           {"tasks.json", R"([{"result": [{"from_name": "label", "to_name": "image"}]}])",
+            "a file of Label Studio; "},
+           {"c.json", R"([{"annotations": [{"label": "cat", "coordinates": {"x": 1}}]}])",
+            "a CreateML file; "},
            {"boxes.csv", "ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax\n",
-            "a table of Open Images"},
-           {"train.csv", "filename,width,height,class,xmin,ymin,xmax,ymax\n", "a CSV table"},
+            "a table of Open Images; "},
+           {"train.csv", "filename,width,height,class,xmin,ymin,xmax,ymax\n", "a CSV table; "},
            {"label_2/0.txt", "Car 0.00 0 -1.57 1 2 3 4 1.5 1.6 3.7 1.0 1.6 9.0 -1.5\n",
-            "a label file of KITTI"},
-           {"a.tfrecord", "x", "a TFRecord or Parquet file"}})
-    rows.push_back({name, one(name, text), {"DIR/x/" + name + " is " + wanted, "; "}, {"x"}});
-  check_rows(rows);
+            "a label file of KITTI; "},
+           {"a.tfrecord", "x", "a TFRecord or Parquet file; "}}) {
+    const std::string wanted = "DIR/x/" + row[0] + " is " + row[2];
+    const Files set = {{"x/" + row[0], row[1]}, {"x/a.jpg", ""}};
+    check_rows({{row[0], set, {wanted}, {"x"}}});
+    if (!row[0].ends_with(".txt") && !row[0].ends_with(".tfrecord"))
+      check_rows({{row[0], set, {wanted}, {"x/" + row[0]}}});
+  }
 }
 
 // ---- parts of a data set
@@ -1212,7 +940,6 @@ TEST_CASE("formats: --val-fraction holds out images of a single split, the same 
     CHECK(yolo_part.val.where(i) ==
           fs::path(yolo_part.val.files[i]).replace_extension(".txt").string() + ":2");
   CHECK(read_sources({dir / "yolo", {}, 0.001}).val.files.size() == 1);
-  CHECK_HAS(yolo_part.val.notes.at(0), "the images are numbered; if they are frames of a few videos");
   put(dir, {{"coco/val.json", coco(images, {})}});
   fs::rename(dir / "coco/a.json", dir / "coco/train.json");
   CHECK_HAS(reading(dir, {"coco", "", 0.2}), "--val-fraction is for data with one split, but --data");
@@ -1224,70 +951,54 @@ TEST_CASE("formats: --val-fraction holds out images of a single split, the same 
 
 TEST_CASE("formats: --val-fraction keeps copies of a picture and frames of a video on one side") {
   struct Case {
-    std::string title, note;
-    std::string (*name)(int);   // of image i of 60
-    std::string (*group)(int);  // what stays together
-    int (*cls)(int);
-    size_t held;
+    std::string note;
+    std::string (*name)(int);  // of image i of 60
+    int group;                 // number of images that stay together
+    int classes = 1;
   };
-  const auto one_class = [](int) { return 1; };
-  for (const Case& c : {Case{"copies of Roboflow", "copies of a picture (NAME.rf.HASH)",
-                             [](int i) { return concat("IMG_", i / 3, "_jpg.rf.", i * 7919 % 1000, "abc"); },
-                             [](int i) { return concat(i / 3); }, one_class, 12},
-                        Case{"frames of videos", "as frames of a video, are on the same side",
-                             [](int i) { return concat("street", char('a' + i / 6), formatted("_%06d", i)); },
-                             [](int i) { return concat(i / 6); }, one_class, 12},
-                        Case{"images numbered by class", "the images are numbered",
-                             [](int i) { return concat("kind", char('a' + i / 6), formatted("_%06d", i)); },
-                             [](int i) { return concat(i); }, [](int i) { return i / 6 + 1; }, 12},
-                        Case{"one video", "the images are numbered", [](int i) { return concat("clip_", i); },
-                             [](int i) { return concat(i); }, one_class, 12}}) {
-    INFO(c.title);
+  for (const Case& c :
+       {Case{"copies of a picture (NAME.rf.HASH)",
+             [](int i) { return concat("IMG_", i / 3, "_jpg.rf.", i * 7919 % 1000, "abc"); }, 3},
+        Case{"as frames of a video, are on the same side",
+             [](int i) { return concat("street", char('a' + i / 6), formatted("_%06d", i)); }, 6},
+        // Images that are numbered by class, and frames of one video.
+        Case{"the images are numbered",
+             [](int i) { return concat("kind", char('a' + i / 6), formatted("_%06d", i)); }, 1, 10},
+        Case{"the images are numbered", [](int i) { return concat("clip_", i); }, 1}}) {
+    INFO(c.name(0));
     TempDir dir;
     Names images, boxes;
     for (int i = 0; i < 60; ++i) {
       images.push_back(c.name(i) + ".jpg");
-      boxes.push_back(concat(i + 1, " ", c.cls(i), " [1,2,3,4]"));
+      boxes.push_back(concat(i + 1, " ", i * c.classes / 60 + 1, " [1,2,3,4]"));
       put(dir, {{images.back(), ""}});
     }
     put(dir, {{"x.json", coco(images, boxes, Names(10, "a"))}});
     const Sources s = read_sources({dir.path.string(), {}, 0.2});
-    CHECK(s.val.files.size() == c.held);
-    std::set<std::string> in_train, in_val;
-    for (const auto& image : s.train.coco.images) in_train.insert(c.group(int(image.id) - 1));
-    for (const auto& image : s.val.coco.images) in_val.insert(c.group(int(image.id) - 1));
-    for (const auto& group : in_val) CHECK_FALSE(in_train.count(group));
-    std::string notes;
-    for (const auto& note : s.val.notes) notes += note + "\n";
-    CHECK_HAS(notes, c.note);
+    CHECK(s.val.files.size() == 12);
+    std::set<int64_t> in_train, in_val;
+    for (const auto& image : s.train.coco.images) in_train.insert((image.id - 1) / c.group);
+    for (const auto& image : s.val.coco.images) in_val.insert((image.id - 1) / c.group);
+    for (const int64_t group : in_val) CHECK_FALSE(in_train.count(group));
+    CHECK_HAS(described("val", s.val), c.note);
   }
 }
 
 TEST_CASE(
     "formats: splits of the same images are one split; images in both are counted, however paths are "
     "written") {
-  Files files;
-  for (const std::string name : {"a", "b", "c"})
-    files.insert(files.end(), {{"images/" + name + ".jpg", ""},
-                               {"other/images/" + name + ".jpg", ""},
-                               {"labels/" + name + ".txt", kLine}});
-  const auto with = [&](const std::string& val, const std::string& list = "",
-                        const std::string& train = "images") {
-    Files all = files;
-    all.insert(all.end(),
-               {{"data.yaml", "train: " + train + "\nval: " + val + "\nnames: [cat]\n"}, {"some.txt", list}});
-    return all;
+  const std::string set =
+      "images/a.jpg images/b.jpg images/c.jpg other/images/a.jpg other/images/b.jpg labels/a.txt(#0) "
+      "labels/b.txt(#0) labels/c.txt(#0) some.txt(DIR/images/b.jpg;./other/images/b.jpg) ";
+  const auto with = [&](const std::string& val) {
+    return files(set + "data.yaml(train: images;val: " + val + ";names: [cat])");
   };
-  check_rows({
-      // clang-format off
-      {"one folder", with("images"), {"one split", "!note"}},
-      {"one folder, held out", with("images"), {"2 images held out"}, {"", "", 0.7}},
-      {"an absolute path", with("DIR/images"), {"one split", "!note"}},
-      {"a list in another order of writing", with("some.txt", "DIR/images/b.jpg\n./other/images/b.jpg\n"),
-          {"1 of 2 images are training images, too"}},
-      {"another folder", with("other/images"), {"val ", "!training images"}},
-      // clang-format on
-  });
+  check_rows(
+      {{"one folder", with("images"), {"one split", "!note"}},
+       {"one folder, held out", with("images"), {"2 images held out"}, {"", "", 0.7}},
+       {"an absolute path", with("DIR/images"), {"one split", "!note"}},
+       {"a list in another order of writing", with("some.txt"), {"1 of 2 images are training images, too"}},
+       {"another folder", with("other/images"), {"val ", "!training images"}}});
   TempDir dir;
   put(dir, with("val/images"));
   fs::create_directories(dir / "val/images");

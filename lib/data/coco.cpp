@@ -12,44 +12,38 @@ static void merge_repeated_images(Source& source) {
   CocoDataset& coco = source.coco;
   std::map<std::string, size_t> first_of;  // index of the image by file
   std::map<int64_t, int64_t> merged;       // id of the first entry by the id of a later one
-  std::vector<CocoImage> images;
-  std::vector<std::string> files;
   for (size_t i = 0; i < coco.images.size(); ++i) {
-    const CocoImage& image = coco.images[i];
-    const auto [found, is_new] = first_of.emplace(source.files[i], images.size());
+    const CocoImage image = coco.images[i];
+    const std::string file = source.files[i];
+    const size_t kept = first_of.size();
+    const auto [found, is_new] = first_of.emplace(file, kept);
+    CocoImage& first = coco.images[found->second];
     if (is_new) {
-      images.push_back(image);
-      files.push_back(source.files[i]);
+      first = image;
+      source.files[kept] = file;
       continue;
     }
-    CocoImage& first = images[found->second];
     const auto differ = [](int a, int b) { return a != b && a > 0 && b > 0; };  // 0: unknown
     check(first.file_name == image.file_name && !differ(first.width, image.width) &&
               !differ(first.height, image.height),
           source.name, ": the images ", first.id, " (", first.file_name, ", ", first.width, "x", first.height,
           ") and ", image.id, " (", image.file_name, ", ", image.width, "x", image.height,
-          ") are read from the same file, ", source.files[i], "; correct or remove one of them");
+          ") are read from the same file, ", file, "; correct or remove one of them");
     first.width = std::max(first.width, image.width);
     first.height = std::max(first.height, image.height);
     merged[image.id] = first.id;
   }
   if (merged.empty()) return;
+  coco.images.resize(first_of.size());
+  source.files.resize(first_of.size());
   source.notes.push_back(concat("note: ", source.name, ": ", merged.size(),
                                 " images repeat the file_name of another one, such as image ",
                                 merged.begin()->first, "; their annotations are put together"));
+  for (CocoAnnotation& a : coco.annotations)
+    if (const auto id = merged.find(a.image_id); id != merged.end()) a.image_id = id->second;
   // A list that was appended to itself has each annotation twice.
-  std::vector<CocoAnnotation> annotations;
   std::set<decltype(identity(CocoAnnotation()))> known;
-  for (const CocoAnnotation& a : coco.annotations)
-    if (!merged.count(a.image_id)) known.insert(identity(a));
-  for (CocoAnnotation a : coco.annotations) {
-    const auto id = merged.find(a.image_id);
-    if (id != merged.end()) a.image_id = id->second;
-    if (id == merged.end() || known.insert(identity(a)).second) annotations.push_back(a);
-  }
-  coco.annotations = std::move(annotations);
-  coco.images = std::move(images);
-  source.files = std::move(files);
+  std::erase_if(coco.annotations, [&](const auto& a) { return !known.insert(identity(a)).second; });
 }
 
 Source read_coco_source(const std::string& json, const std::string& images) {
@@ -67,21 +61,14 @@ Source read_coco_source(const std::string& json, const std::string& images) {
   if (split.starts_with("instances_")) split = split.substr(10);
   std::vector<std::string> names;
   for (const CocoImage& image : source.coco.images) names.push_back(image.file_name);
-  int64_t moved = 0;
-  source.files = find_images(json, names, root, split,
+  source.files = find_images(source, json, names, root, split,
                              "name the folder of its images " + split +
-                                 ", or give this file as --data and the folder with --images DIR",
-                             source.skipped, moved);
-  const auto found = std::ranges::find_if(source.files, [](const auto& f) { return is_file(f); });
-  if (found == source.files.end())
+                                 ", or give this file as --data and the folder with --images DIR");
+  if (std::ranges::none_of(source.files, [](const auto& file) { return is_file(file); }))
     fail(images.empty() ? "" : "--images " + images + ": ", json, ": none of its images was found under ",
          root.string(), ", such as ", names[0],
          images.empty() ? "; give this file as --data and their folder with --images DIR"
                         : "; give the folder with these images");
-  if (moved > 0)
-    source.notes.push_back(concat(
-        "note: ", json, ": ", moved, " of ", names.size(), " images were found under ", root.string(),
-        " by the end of their file_name, such as ", *found, " for ", names[found - source.files.begin()]));
   merge_repeated_images(source);
   return source;
 }

@@ -5,11 +5,8 @@
 #include <rapidjson/reader.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <climits>
-#include <cstring>
-#include <filesystem>
 #include <optional>
 #include <string_view>
 #include <system_error>
@@ -259,22 +256,15 @@ class JsonTableReader : public rapidjson::BaseReaderHandler<rapidjson::UTF8<>, J
 
 // Returns the content of a file. Throws if it cannot be read.
 std::string read_json(const std::string& path) {
-  std::error_code unknown;
-  check(!std::filesystem::is_directory(path, unknown), path, ": is a folder, a JSON file is needed");
-  check(!is_irregular_file(path), path, ": is not a regular file, a JSON file is needed");
-  const File file(std::fopen(path.c_str(), "rb"), std::fclose);
-  check(file != nullptr, path, ": cannot be read (", std::strerror(errno), "); check the path");
-  std::string text(std::filesystem::file_size(path), '\0');
-  text.resize(std::fread(text.data(), 1, text.size(), file.get()));
-  check(!std::ferror(file.get()), path, ": error while reading (", std::strerror(errno), "); check the disk");
+  std::string text;
+  const std::string error = read_all(path, text, nullptr, /*limit=*/SIZE_MAX);
+  check(error.empty(), path, ": cannot be read (", error, "), a JSON file is needed; check the path");
   return text;
 }
 
 // Reads the tables in file order. text: is overwritten. path: for error messages.
 void read_json_tables(std::string text, const std::string& path, std::vector<JsonTable>& tables) {
-  // Skip the UTF-8 byte order mark that some Windows programs write.
-  const size_t mark = text.starts_with("\xEF\xBB\xBF") ? 3 : 0;
-  rapidjson::InsituStringStream stream(text.data() + mark);
+  rapidjson::InsituStringStream stream(text.data());
   rapidjson::Reader reader;
   JsonTableReader handler(path, tables);
   // Accept NaN and Infinity, because Python's json module writes them. The getters of JsonRecord reject them
@@ -284,8 +274,7 @@ void read_json_tables(std::string text, const std::string& path, std::vector<Jso
   const auto result = reader.Parse<flags>(stream, handler);
   if (result.IsError()) {
     const bool at_end = stream.Peek() == '\0';
-    fail(path, ": not valid JSON at byte ", result.Offset() + mark, ": ",
-         rapidjson::GetParseError_En(result.Code()),
+    fail(path, ": not valid JSON at byte ", result.Offset(), ": ", rapidjson::GetParseError_En(result.Code()),
          at_end ? " The file ends there: is it empty or cut off? Copy the file again"
                 : " Repair or replace the file");
   }
@@ -336,21 +325,20 @@ CocoDataset parse_coco(std::string text, const std::string& path) {
 
   if (data.images.empty() && !data.problems.empty()) fail(data.problems[0].second);
   std::sort(data.categories.begin(), data.categories.end(), [](auto& a, auto& b) { return a.id < b.id; });
-  std::vector<int64_t> annotation_ids;
-  for (const auto& a : data.annotations) annotation_ids.push_back(a.id);
-  data.zero_ids = std::count(annotation_ids.begin(), annotation_ids.end(), 0);
-  std::sort(annotation_ids.begin(), annotation_ids.end());
-  for (size_t i = 1; i < annotation_ids.size(); ++i)
-    data.repeated_ids += annotation_ids[i] == annotation_ids[i - 1];
-  const auto check_unique = [&](const auto& entries, const char* what) {
-    std::vector<int64_t> ids;
+  const auto repeated_ids = [](const auto& entries) {
+    std::vector<int64_t> ids, repeated;
     for (const auto& entry : entries) ids.push_back(entry.id);
     std::sort(ids.begin(), ids.end());
-    const auto twice = std::adjacent_find(ids.begin(), ids.end());
-    if (twice != ids.end()) fail(path, ": two ", what, " have the id ", *twice, "; make the ids unique");
+    for (size_t i = 1; i < ids.size(); ++i)
+      if (ids[i] == ids[i - 1]) repeated.push_back(ids[i]);
+    return repeated;
   };
-  check_unique(data.images, "images");
-  check_unique(data.categories, "categories");
+  data.zero_ids = std::ranges::count(data.annotations, 0, &CocoAnnotation::id);
+  data.repeated_ids = int64_t(repeated_ids(data.annotations).size());
+  for (const int64_t id : repeated_ids(data.images))
+    fail(path, ": two images have the id ", id, "; make the ids unique");
+  for (const int64_t id : repeated_ids(data.categories))
+    fail(path, ": two categories have the id ", id, "; make the ids unique");
   return data;
 }
 

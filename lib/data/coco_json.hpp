@@ -42,6 +42,7 @@ struct CocoAnnotation {
   double x = 0, y = 0, w = 0, h = 0;
   double area = 0;     // area of the segmentation in square pixels; default: w * h
   bool crowd = false;  // iscrowd
+  int line = 0;        // in the label file of the image; 0 for COCO
 };
 // Returns the image, class, box and crowd flag. Annotations that are equal in these repeat each other.
 inline auto identity(const CocoAnnotation& a) {

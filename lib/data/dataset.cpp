@@ -155,48 +155,38 @@ Dataset shapes_dataset(uint64_t seed, int split, int64_t count) {
   return data;
 }
 
-// Returns true for each annotation that repeats an earlier one: same image, class and crowd flag, and a box
-// whose values differ by at most a hundredth of its longer side, such as the last digit.
-static std::vector<bool> find_duplicates(const std::vector<CocoAnnotation>& annotations) {
-  std::vector<size_t> order(annotations.size());
-  std::iota(order.begin(), order.end(), size_t(0));
-  const auto group = [&](size_t i) {
-    return std::tuple(annotations[i].image_id, annotations[i].category_id, annotations[i].crowd);
-  };
-  std::ranges::sort(order, {},
-                    [&](size_t i) { return std::tuple_cat(group(i), std::tuple(annotations[i].x, i)); });
-  std::vector<bool> duplicate(annotations.size());
-  for (size_t k = 1; k < order.size(); ++k) {
-    const CocoAnnotation& b = annotations[order[k]];
-    const double most = std::max({0.0, b.w, b.h}) / 100;
-    for (size_t j = k;
-         j-- > 0 && group(order[j]) == group(order[k]) && b.x - annotations[order[j]].x <= most;) {
-      const CocoAnnotation& a = annotations[order[j]];
-      if (std::max({std::abs(a.y - b.y), std::abs(a.w - b.w), std::abs(a.h - b.h)}) <= most)
-        duplicate[std::max(order[j], order[k])] = true;
-    }
-  }
-  return duplicate;
+// Returns true if the values of two boxes differ by at most a hundredth of the longer side, such as the last
+// digit.
+static bool repeats(const CocoAnnotation& a, const CocoAnnotation& b) {
+  return std::max({std::abs(a.x - b.x), std::abs(a.y - b.y), std::abs(a.w - b.w), std::abs(a.h - b.h)}) <=
+         std::max(b.w, b.h) / 100;
 }
 
-// Adds the usable boxes of source.coco to their records, and the others to the problems. Throws if the boxes
-// are in another unit, see check_units(). record_of: index of
-// the record by image id. class_of: class by category id.
-static void add_boxes(Dataset& data, const Source& source,
-                      const std::unordered_map<int64_t, size_t>& record_of,
+// Adds the usable boxes of source.coco to their records, and the others to the problems. Makes pixels of
+// fractions. Throws if the boxes
+// are in another unit, see check_units(). record_of: index of the record by image id. class_of: class by
+// category id.
+static void add_boxes(Dataset& data, Source& source, const std::unordered_map<int64_t, size_t>& record_of,
                       const std::unordered_map<int64_t, size_t>& class_of) {
-  const CocoDataset& truth = source.coco;
-  const auto duplicate = find_duplicates(truth.annotations);
+  CocoDataset& truth = source.coco;
+  std::map<std::pair<Record*, size_t>, std::vector<const CocoAnnotation*>> added;  // by image and class
   std::vector<PlacedBox> placed;
   std::vector<size_t> annotations;  // of `placed`
   for (size_t i = 0; i < truth.annotations.size(); ++i) {
-    const auto& a = truth.annotations[i];
+    auto& a = truth.annotations[i];
     const auto where = [&] {
       return concat(source.where(i), " [", a.x, ", ", a.y, ", ", a.w, ", ", a.h, "]");
     };
     const auto known = record_of.find(a.image_id);
     const auto cls = class_of.find(a.category_id);
     Record* record = known == record_of.end() ? nullptr : &data.records[known->second];
+    if (record && source.relative) {
+      a.x *= record->width;
+      a.w *= record->width;
+      a.y *= record->height;
+      a.h *= record->height;
+      a.area = a.w * a.h;
+    }
     if (record) placed.push_back({a.x, a.y, a.w, a.h, record->width, record->height});
     if (record) annotations.push_back(i);
     if (cls == class_of.end()) {
@@ -209,9 +199,11 @@ static void add_boxes(Dataset& data, const Source& source,
         record->ignored.push_back(*b);
     } else if (!(a.w > 0 && a.h > 0)) {
       data.problems->add("box without area", where());
-    } else if (duplicate[i]) {
+    } else if (auto& others = added[{record, cls->second}];
+               std::ranges::any_of(others, [&](const auto* other) { return repeats(a, *other); })) {
       data.problems->add("duplicate box", where());
     } else {
+      others.push_back(&a);
       if (a.x < -1 || a.y < -1 || a.x + a.w > record->width + 1 || a.y + a.h > record->height + 1)
         data.problems->add("box exceeds the image (clipped)",
                            concat(where(), " in ", record->width, "x", record->height));
@@ -227,12 +219,12 @@ static void add_boxes(Dataset& data, const Source& source,
 
 // Throws if the images of 16 bits, but for one in twenty, have values of 14 bits or less, so that 8 bits
 // would show at most 64 of 256 levels. file: one of these images.
-static void check_deep_range(const Dataset& data, std::vector<int> lows, std::vector<int> highs,
-                             const std::string& file) {
-  if (highs.empty()) return;
-  std::ranges::sort(lows);
-  std::ranges::sort(highs, std::greater());
-  const int low = lows[lows.size() / 20], high = highs[highs.size() / 20], levels = high - low;
+static void check_deep_range(const Dataset& data, std::vector<DeepRange> ranges, const std::string& file) {
+  if (ranges.empty()) return;
+  std::ranges::sort(ranges, {}, &DeepRange::low);
+  const int low = ranges[ranges.size() / 20].low;
+  std::ranges::sort(ranges, std::greater(), &DeepRange::high);
+  const int high = ranges[ranges.size() / 20].high, levels = high - low;
   if (levels >= 1 << 14) return;
   const fs::path path = file;
   fail(
@@ -250,8 +242,7 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
   CocoDataset& truth = source.coco;
   check(!truth.images.empty(), data.name, " lists no images");
   check(!truth.categories.empty(), data.name, " lists no categories");
-  for (const auto* problems : {&source.problems, &truth.problems})
-    for (const auto& [kind, line] : *problems) data.problems->add(kind, line);
+  for (const auto& [kind, line] : truth.problems) data.problems->add(kind, line);
   for (const auto& note : source.notes) data.notes.push_back(printable(note));
   if (!source.skipped.empty())
     data.notes.push_back(printable(concat("note: ", data.name,
@@ -274,7 +265,7 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
     data.category_ids.push_back(c.id);
   }
   std::vector<CocoImage> present;
-  std::vector<int> lows, highs;  // of the images of 16 bits
+  std::vector<DeepRange> deep;  // of the images of 16 bits
   std::string deep_file;
   for (size_t i = 0; i < truth.images.size(); ++i) {
     CocoImage image = truth.images[i];
@@ -296,28 +287,15 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
     data.records.push_back({source.files[i], image.id, c.width, c.height, {}});
     present.push_back(image);
     if (c.deep.high < 0) continue;
-    lows.push_back(c.deep.low);
-    highs.push_back(c.deep.high);
+    deep.push_back(c.deep);
     deep_file = source.files[i];
   }
   if (present.empty())
     fail(data.name, ": none of its ", truth.images.size(),
          " images can be used; the first problem: ", data.problems->lines().front());
   truth.images = std::move(present);
-  check_deep_range(data, lows, highs, deep_file);
+  check_deep_range(data, deep, deep_file);
 
-  if (source.relative) {
-    for (auto& a : truth.annotations) {
-      const auto record = record_of.find(a.image_id);
-      if (record == record_of.end()) continue;
-      const Record& r = data.records[record->second];
-      a.x *= r.width;
-      a.w *= r.width;
-      a.y *= r.height;
-      a.h *= r.height;
-      a.area = a.w * a.h;
-    }
-  }
   add_boxes(data, source, record_of, class_of);
   std::string used = checks.key;
   for (const Record& r : data.records) used += "\n" + r.file;
@@ -325,6 +303,16 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
   truth.problems.clear();
   data.truth = std::move(truth);
   return data;
+}
+
+// Returns true if two names differ only in case, blanks, - and _.
+static bool look_alike(const std::string& a, const std::string& b) {
+  const auto letters = [](const std::string& name) {
+    std::string kept = lower(name);
+    std::erase_if(kept, [](char c) { return c == ' ' || c == '_' || c == '-'; });
+    return kept;
+  };
+  return letters(a) == letters(b);
 }
 
 void use_classes(Dataset& data, const std::vector<std::string>& classes) {
@@ -343,7 +331,9 @@ void use_classes(Dataset& data, const std::vector<std::string>& classes) {
     if (found == class_of.end()) {
       unknown.push_back(data.classes[c]);
       for (const std::string& name : classes)
-        if (const std::string why = difference_of(data.classes[c], name); !why.empty()) alike.push_back(why);
+        if (look_alike(data.classes[c], name))
+          alike.push_back(
+              concat(quote(data.classes[c]), " and ", quote(name), " differ in case, blanks, - or _"));
       continue;
     }
     class_of_id[data.truth.categories[c].id] = found->second;
@@ -354,11 +344,9 @@ void use_classes(Dataset& data, const std::vector<std::string>& classes) {
         alike.empty() ? "" : "; " + listed(alike));
   for (const std::string& why : alike)
     data.notes.push_back(concat("note: ", data.name, ": the classes ", why));
-  std::set<std::string> own;
-  for (const std::string& name : data.classes) own.insert(normal_name(name));
   std::vector<std::string> without;
   for (const std::string& name : classes)
-    if (!own.count(normal_name(name))) without.push_back(name);
+    if (ids[class_of[normal_name(name)]] == kNoCategory) without.push_back(name);
   if (!without.empty())
     data.notes.push_back(concat("note: ", data.name, ": does not have the classes ", listed(without),
                                 ", which are left out of AP"));

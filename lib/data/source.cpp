@@ -23,8 +23,8 @@ namespace yolox {
 
 std::string Source::where(size_t annotation) const {
   const CocoAnnotation& a = coco.annotations[annotation];
-  if (lines.empty()) return concat(name, ": annotation ", a.id, " of image ", a.image_id);
-  return concat(label_files[a.image_id - 1], ":", lines[annotation]);
+  if (a.line == 0) return concat(name, ": annotation ", a.id, " of image ", a.image_id);
+  return concat(label_files[a.image_id - 1], ":", a.line);
 }
 
 // Returns device and inode of each file, or its path if it does not exist.
@@ -67,13 +67,13 @@ static std::string video_of(const std::string& file) {
   return (fs::path(file).parent_path() / name.substr(0, name.find_last_not_of("0123456789") + 1)).string();
 }
 
-// Returns `wanted` images of a split or a few less: whole groups of images with an equal key. Empty if each
-// group is larger than that.
-static std::vector<size_t> choose_groups(const Source& all, size_t wanted,
-                                         const std::function<std::string(const std::string&)>& key) {
+// Returns the ids of `wanted` images of a split or a few less: whole groups of images with an equal key. If
+// each group is larger, returns the smallest one.
+static std::unordered_set<int64_t> choose_groups(const Source& all, size_t wanted,
+                                                 const std::function<std::string(const std::string&)>& key) {
   struct Group {
     uint64_t hash = ~uint64_t{0};  // the lowest of its file names
-    std::vector<size_t> images;
+    std::vector<int64_t> images;
   };
   std::map<std::string, Group> groups;
   for (size_t i = 0; i < all.files.size(); ++i) {
@@ -81,60 +81,41 @@ static std::vector<size_t> choose_groups(const Source& all, size_t wanted,
     for (const unsigned char c : fs::path(all.files[i]).filename().string()) hash = Rng(hash, 0, c).next();
     Group& group = groups[key(all.files[i])];
     group.hash = std::min(group.hash, hash);
-    group.images.push_back(i);
+    group.images.push_back(all.coco.images[i].id);
   }
   std::vector<const Group*> order;
   for (const auto& [_, group] : groups) order.push_back(&group);
-  std::ranges::sort(order, {}, [](const Group* g) { return std::pair(g->hash, g->images[0]); });
-  std::vector<size_t> chosen;
+  std::ranges::stable_sort(order, {}, &Group::hash);
+  std::unordered_set<int64_t> chosen;
   for (const Group* group : order)
     if (chosen.size() + group->images.size() <= wanted)
-      chosen.insert(chosen.end(), group->images.begin(), group->images.end());
-  return chosen;
+      chosen.insert(group->images.begin(), group->images.end());
+  if (!chosen.empty()) return chosen;
+  const auto& least =
+      (*std::ranges::min_element(order, {}, [](auto* g) { return g->images.size(); }))->images;
+  return {least.begin(), least.end()};
 }
 
 Source hold_out(Source& all, double fraction) {
   const size_t n = all.files.size();
   check(n >= 2, "--val-fraction: ", all.name, " has only ", n, " image");
   const size_t wanted = std::clamp<size_t>(size_t(std::llround(fraction * double(n))), 1, n - 1);
-  std::unordered_set<int64_t> held;  // image ids
-  const auto hold = [&](const std::vector<size_t>& images) {
-    held.clear();
-    for (const size_t i : images) held.insert(all.coco.images[i].id);
-  };
-  // True if each class keeps boxes for training. Images may be numbered by class instead of by video.
-  const auto all_classes_trained = [&] {
-    std::set<int64_t> trained, evaluated;
-    for (const CocoAnnotation& a : all.coco.annotations)
-      (held.count(a.image_id) ? evaluated : trained).insert(a.category_id);
-    return std::ranges::includes(trained, evaluated);
-  };
-  hold(choose_groups(all, wanted, video_of));
-  const bool videos = 2 * held.size() >= wanted && all_classes_trained();
-  if (!videos) hold(choose_groups(all, wanted, picture_of));
-  for (size_t most = wanted + 1; held.empty() && most < n; ++most) hold(choose_groups(all, most, picture_of));
-  check(!held.empty(), "--val-fraction: ", all.name, " has copies of one picture only");
+  auto held = choose_groups(all, wanted, video_of);
+  // Images may be numbered by class instead of by video: then a class would have no boxes for training.
+  std::set<int64_t> trained, evaluated;
+  for (const CocoAnnotation& a : all.coco.annotations)
+    (held.count(a.image_id) ? evaluated : trained).insert(a.category_id);
+  const bool videos =
+      held.size() <= wanted && 2 * held.size() >= wanted && std::ranges::includes(trained, evaluated);
+  if (!videos) held = choose_groups(all, wanted, picture_of);
+  check(held.size() < n, "--val-fraction: ", all.name, " has copies of one picture only");
 
-  const auto part = [&](bool of_held) {
-    Source out;
-    out.name = all.name;
-    out.coco.categories = all.coco.categories;
-    out.label_files = all.label_files;
-    out.relative = all.relative;
-    for (size_t i = 0; i < n; ++i) {
-      if ((held.count(all.coco.images[i].id) > 0) != of_held) continue;
-      out.coco.images.push_back(all.coco.images[i]);
-      out.files.push_back(all.files[i]);
-    }
-    for (size_t k = 0; k < all.coco.annotations.size(); ++k) {
-      if ((held.count(all.coco.annotations[k].image_id) > 0) != of_held) continue;
-      out.coco.annotations.push_back(all.coco.annotations[k]);
-      if (!all.lines.empty()) out.lines.push_back(all.lines[k]);
-    }
-    return out;
-  };
-  Source train = part(false), val = part(true);
-  val.name = concat(all.name, ", ", val.files.size(), " images held out");
+  Source val = all;
+  val.name = concat(all.name, ", ", held.size(), " images held out");
+  val.coco.problems.clear();
+  val.coco.repeated_ids = val.coco.without_box = 0;
+  val.skipped.clear();
+  val.notes.clear();
   std::set<std::string> pictures, series;
   for (const std::string& file : all.files) {
     pictures.insert(picture_of(file));
@@ -148,13 +129,14 @@ Source hold_out(Source& all, double fraction) {
         "the images are numbered; if they are frames of a few videos, AP is too high: put whole videos into "
         "train and val instead");
   if (pictures.size() < n) note("copies of a picture (NAME.rf.HASH) are on the same side");
-  train.problems = all.problems;
-  train.problems.insert(train.problems.end(), all.coco.problems.begin(), all.coco.problems.end());
-  train.notes = all.notes;
-  train.skipped = all.skipped;
-  train.coco.repeated_ids = all.coco.repeated_ids;
-  train.coco.without_box = all.coco.without_box;
-  all = std::move(train);
+
+  for (Source* part : {&all, &val}) {
+    const auto elsewhere = [&](int64_t image) { return (held.count(image) > 0) != (part == &val); };
+    size_t i = 0;
+    std::erase_if(part->files, [&](const auto&) { return elsewhere(part->coco.images[i++].id); });
+    std::erase_if(part->coco.images, [&](const CocoImage& image) { return elsewhere(image.id); });
+    std::erase_if(part->coco.annotations, [&](const CocoAnnotation& a) { return elsewhere(a.image_id); });
+  }
   return val;
 }
 
@@ -163,13 +145,12 @@ void drop_parent_category(const std::vector<Source*>& sources) {
   for (const CocoCategory& parent : categories) {
     bool drop = categories.size() > 1;
     for (const auto& c : categories) drop = drop && (c.id == parent.id || c.supercategory == parent.name);
-    for (size_t i = 0; drop && i < sources.size(); ++i)
-      for (const auto& a : sources[i]->coco.annotations) drop = drop && a.category_id != parent.id;
+    for (const Source* source : sources)
+      drop = drop && !std::ranges::count(source->coco.annotations, parent.id, &CocoAnnotation::category_id);
     if (!drop) continue;
     for (Source* source : sources) {
-      auto& own = source->coco.categories;
-      const auto same = [&](const CocoCategory& c) { return c.id == parent.id && c.name == parent.name; };
-      std::erase_if(own, same);
+      std::erase_if(source->coco.categories,
+                    [&](const CocoCategory& c) { return c.id == parent.id && c.name == parent.name; });
       source->notes.push_back(concat("note: ", source->name, ": left out the category ", parent.name,
                                      ", which has no boxes and is the supercategory of all others"));
     }
@@ -178,122 +159,92 @@ void drop_parent_category(const std::vector<Source*>& sources) {
 }
 
 std::string normal_name(const std::string& name) {
-  // Base letter and accent (U+0300 + its distance from '0') of the characters U+00C0 to U+017F.
-  static constexpr std::string_view kLetters =
-      "AAAAAA CEEEEIIII NOOOOO  UUUUY  aaaaaa ceeeeiiii nooooo  uuuuy yAaAaAaCcCcCcCcDd  "
-      "EeEeEeEeEeGgGgGgGgHh  "
-      "IiIiIiIiI   JjKk LlLlLl    NnNnNn   OoOoOo  RrRrRrSsSsSsSsTtTt  UuUuUuUuUuUuWwYyYZzZzZz ";
-  static constexpr std::string_view kAccents =
-      "01238: W01280128 301238  01281  01238: W01280128 301238  01281 84466XX112277<<<<  "
-      "446677XX<<226677WW22  "
-      "334466XX7   22WW 11WW<<    11WW<<   4466;;  11WW<<1122WW<<WW<<  334466::;;XX222281177<< ";
-  std::string out;
-  bool blank = false;
-  for (size_t i = 0, bytes; i < name.size(); i += bytes) {
-    bytes = std::max<size_t>(1, utf8_bytes(name, i));
-    const std::string c = name.substr(i, bytes);
-    if (c == " " || c == "\t" || c == "\xC2\xA0" ||
-        c == "\xE3\x80\x80") {  // with the no-break and the wide one
-      blank = !out.empty();
-      continue;
-    }
-    if (bytes == 2 && (c[0] == '\xCC' || (c[0] == '\xCD' && c[1] < '\xB0')) && !out.empty() && !blank) {
-      const char accent = char('0' + (uint8_t(c[0]) - 0xCC) * 64 + (uint8_t(c[1]) & 63));
-      size_t k = 0;
-      while (k < kLetters.size() && (kLetters[k] != out.back() || kAccents[k] != accent)) ++k;
-      if (k < kLetters.size()) {
-        out.back() = char(0xC3 + k / 64);
-        out += char(0x80 + k % 64);
-        continue;
-      }
-    }
-    if (blank) out += ' ';
-    blank = false;
-    out += c;
-  }
-  return out;
-}
-
-std::string difference_of(const std::string& a, const std::string& b) {
-  const auto letters = [](const std::string& name) {
-    std::string kept = lower(name);
-    std::erase_if(kept, [](char c) { return c == ' ' || c == '_' || c == '-'; });
-    return kept;
+  // An accent, and letters without and with it.
+  static constexpr std::pair<const char*, const char*> kAccents[] = {
+      {"\u0300", "AÀEÈIÌOÒUÙaàeèiìoòuù"},
+      {"\u0301", "AÁEÉIÍOÓUÚYÝaáeéiíoóuúyýCĆcćLĹlĺNŃnńRŔrŕSŚsśZŹzź"},
+      {"\u0302", "AÂEÊIÎOÔUÛaâeêiîoôuûCĈcĉGĜgĝHĤhĥJĴjĵSŜsŝWŴwŵYŶyŷ"},
+      {"\u0303", "AÃNÑOÕaãnñoõIĨiĩUŨuũ"},
+      {"\u0304", "AĀaāEĒeēIĪiīOŌoōUŪuū"},
+      {"\u0306", "AĂaăEĔeĕGĞgğIĬiĭOŎoŏUŬuŭ"},
+      {"\u0307", "CĊcċEĖeėGĠgġIİZŻzż"},
+      {"\u0308", "AÄEËIÏOÖUÜaäeëiïoöuüyÿYŸ"},
+      {"\u030a", "AÅaåUŮuů"},
+      {"\u030b", "OŐoőUŰuű"},
+      {"\u030c", "CČcčDĎdďEĚeěLĽlľNŇnňRŘrřSŠsšTŤtťZŽzž"},
+      {"\u0327", "CÇcçGĢgģKĶkķLĻlļNŅnņRŖrŗSŞsşTŢtţ"},
+      {"\u0328", "AĄaąEĘeęIĮiįUŲuų"}};
+  std::string text = name, out;
+  const auto replace_all = [&](const std::string& from, const std::string& to) {
+    for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+      text.replace(at, from.size(), to);
   };
-  if (a == b) return "";
-  if (letters(a) == letters(b)) return concat(quote(a), " and ", quote(b), " differ in case, blanks, - or _");
-  std::vector<std::string> differ;  // the characters that are not the same
-  size_t i = 0, k = 0;
-  for (size_t in_a, in_b; i < a.size() && k < b.size(); i += in_a, k += in_b) {
-    in_a = std::max<size_t>(1, utf8_bytes(a, i));
-    in_b = std::max<size_t>(1, utf8_bytes(b, k));
-    const std::string of_a = a.substr(i, in_a), of_b = b.substr(k, in_b);
-    if (of_a != of_b && std::max(in_a, in_b) > 1)
-      differ.push_back(concat("\"", of_a, "\" (", in_a, " bytes) and \"", of_b, "\" (", in_b, " bytes)"));
-    else if (of_a != of_b)
-      return "";
-  }
-  const bool alike = differ.size() == 1 && i == a.size() && k == b.size();
-  return alike ? concat(quote(a), " and ", quote(b), " differ in a character: ", differ[0]) : "";
+  for (const char* blank : {"\u00a0", "\u3000", "\t"}) replace_all(blank, " ");
+  for (const auto& [accent, letters] : kAccents)
+    for (const char* pair = letters; *pair; pair += 3)  // one byte and two
+      replace_all(pair[0] + std::string(accent), {pair + 1, 2});
+  for (const std::string& word : split_list(text, ' ')) out += (out.empty() ? "" : " ") + word;
+  return out;
 }
 
 void check_units(const std::string& name, const std::vector<PlacedBox>& boxes, bool relative,
                  const std::function<std::string(size_t)>& where) {
-  size_t n = 0, tiny = 0, beyond = 0, sized = 0, first_tiny = 0, first_beyond = 0;
+  std::vector<size_t> all, tiny, beyond;
+  size_t sized = 0;
   double right = 0, bottom = 0, odds = 0, centres = 0;
   for (size_t i = 0; i < boxes.size(); ++i) {
     const PlacedBox& b = boxes[i];
     if (!(b.w > 0 && b.h > 0)) continue;
-    ++n;
-    const double x2 = b.x + b.w, y2 = b.y + b.h, tolerance = 0.05;
+    all.push_back(i);
+    const double x2 = b.x + b.w, y2 = b.y + b.h, dx = 0.05 * b.width, dy = 0.05 * b.height;
     right = std::max(right, x2);
     bottom = std::max(bottom, y2);
-    if (x2 <= 2 && y2 <= 2 && (b.width == 0 || std::max(b.width, b.height) > 8) && tiny++ == 0)
-      first_tiny = i;
+    if (x2 <= 2 && y2 <= 2 && (b.width == 0 || std::max(b.width, b.height) > 8)) tiny.push_back(i);
     if (b.width == 0) continue;
     ++sized;
-    const bool out = x2 > (1 + tolerance) * b.width || y2 > (1 + tolerance) * b.height ||
-                     b.x < -tolerance * b.width || b.y < -tolerance * b.height;
-    if (out && beyond++ == 0) first_beyond = i;
+    if (x2 > b.width + dx || y2 > b.height + dy || b.x < -dx || b.y < -dy) beyond.push_back(i);
     centres += (b.x + b.w / 2) / b.width + (b.y + b.h / 2) / b.height;
     // Against a box that is anywhere in its image, and is within the first 100 x 100 pixels.
     odds += std::log(std::max(1.0, b.width / 100.0) * std::max(1.0, b.height / 100.0));
   }
-  const auto such_as = [&](size_t i) {
-    const PlacedBox& b = boxes[i];
-    return concat(", such as ", where(i), " [", b.x, ", ", b.y, ", ", b.w, ", ", b.h, "]",
-                  b.width ? concat(" in ", b.width, "x", b.height) : "");
+  const auto refuse = [&](const std::vector<size_t>& some, const char* what, const std::string& remedy) {
+    const PlacedBox& b = boxes[some[0]];
+    fail(name, ": ", some.size(), " of ", all.size(), " boxes ", what, ", such as ", where(some[0]), " [",
+         b.x, ", ", b.y, ", ", b.w, ", ", b.h, "]", b.width ? concat(" in ", b.width, "x", b.height) : "",
+         "; ", remedy);
   };
   const std::string multiply = "multiply x and width by the width of the image, y and height by its height";
-  if (tiny > 0 && 2 * tiny >= n)
-    fail(name, ": ", tiny, " of ", n, " boxes are fractions of the image size instead of pixels",
-         such_as(first_tiny), relative ? "; were they divided by the image size twice?" : "; " + multiply);
+  if (!tiny.empty() && 2 * tiny.size() >= all.size())
+    refuse(tiny, "are fractions of the image size instead of pixels",
+           relative ? "were they divided by the image size twice?" : multiply);
+  const bool within_100 = right > 50 && bottom > 50 && right <= 100.5 && bottom <= 100.5;
   constexpr double kOdds = 13.8;                          // a million to one
   const bool off_centre = centres < 0.8 * double(sized);  // in pixels, the sum of both is about 1
-  if (odds > kOdds && off_centre && right > 50 && bottom > 50 && right <= 100.5 && bottom <= 100.5)
-    fail(name, ": all ", n, " boxes are within 0..100, although the images are larger: per cent instead of ",
-         "pixels", such_as(0), "; ", multiply, ", and divide by 100");
-  if (beyond == 0 || 2 * beyond < sized) return;
-  if (relative)
-    fail(name, ": ", beyond, " of ", sized, " boxes reach beyond their images, such as ", where(first_beyond),
-         "; YOLO labels are class, centre x, centre y, width and height in fractions: divide pixels by the "
-         "width and height of the image, per cent by 100, and convert corners (x1, y1, x2, y2)");
-  fail(name, ": ", beyond, " of ", sized, " boxes reach beyond their images", such_as(first_beyond),
-       "; a box is x, y, width, height in pixels: are these corners (x1, y1, x2, y2), or pixels of another ",
-       "image size?");
+  if (within_100 && odds > kOdds && off_centre)
+    refuse(all, "are within 0..100, although the images are larger: per cent instead of pixels",
+           multiply + ", and divide by 100");
+  if (!beyond.empty() && 2 * beyond.size() >= sized)
+    refuse(beyond, "reach beyond their images",
+           relative
+               ? "YOLO labels are class, centre x, centre y, width and height in fractions: divide pixels by "
+                 "the width and height of the image, per cent by 100, and convert corners (x1, y1, x2, y2)"
+               : "a box is x, y, width, height in pixels: are these corners (x1, y1, x2, y2), or pixels of "
+                 "another image size?");
 }
 
-std::string read_all(const std::string& path, std::string& text, bool* missing) {
+std::string read_all(const std::string& path, std::string& text, bool* missing, size_t limit) {
   text.clear();
   if (missing) *missing = false;
   std::error_code unknown;
   const auto status = fs::status(path, unknown);
   if (is_other(status)) return "not a regular file";
-  if (is_regular_file(status) && fs::file_size(path, unknown) > kMaxTextFile && !unknown)
-    return "larger than " + short_bytes(double(kMaxTextFile));
+  size_t size = is_regular_file(status) ? fs::file_size(path, unknown) : 0;
+  if (unknown) size = 0;
+  if (size > limit) return "larger than " + short_bytes(double(limit));
   const File file(std::fopen(path.c_str(), "rb"), std::fclose);
   if (missing) *missing = !file && errno == ENOENT;
   if (!file) return std::strerror(errno);
+  text.reserve(size);
   char buffer[1 << 14];
   for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, file.get())) > 0;) text.append(buffer, n);
   if (std::ferror(file.get())) return std::strerror(errno);
@@ -394,90 +345,87 @@ static int rank_of(const fs::path& place, const std::string& split) {
 // Returns true if two files have the same content.
 static bool same_content(const std::string& a, const std::string& b) {
   std::error_code ignored;
-  if (fs::equivalent(a, b, ignored)) return true;
   std::string of_a, of_b;
   return fs::file_size(a, ignored) == fs::file_size(b, ignored) && read_all(a, of_a).empty() &&
          read_all(b, of_b).empty() && of_a == of_b;
 }
 
-std::vector<std::string> find_images(const std::string& list, const std::vector<std::string>& names,
-                                     const fs::path& root, const std::string& split,
-                                     const std::string& remedy, std::vector<std::string>& skipped,
-                                     int64_t& moved) {
-  struct Place {
-    std::string folder;
-    std::vector<size_t> images;
-    int rank = 0;
+std::vector<std::string> find_images(Source& source, const std::string& list,
+                                     const std::vector<std::string>& names, const fs::path& root,
+                                     const std::string& split, const std::string& remedy) {
+  struct Found {
+    size_t end = 0;                  // length of the longest end that the name and a file share
+    std::vector<std::string> files;  // that share it, with a slash in front
+    std::string file;                // of these, the one that is taken
+    int rank = 0;                    // of its folder
   };
-  std::vector<std::string> wanted(names.size()), found(names.size());
+  std::vector<std::string> wanted;  // the names with a slash in front
+  std::vector<Found> found(names.size());
   std::unordered_map<std::string, std::vector<size_t>> images_of;  // by file name
-  for (size_t i = 0; i < names.size(); ++i) {
-    std::string name = fs::path(to_forward_slashes(names[i])).lexically_normal().string();
+  bool whole = false;                                              // true if a file has the whole name
+  for (const std::string& given : names) {
+    std::string name = fs::path(to_forward_slashes(given)).lexically_normal().string();
     while (name.starts_with("../")) name.erase(0, 3);  // relative to another folder, such as annotations
-    wanted[i] = "/" + name;
-    images_of[wanted[i].substr(wanted[i].rfind('/') + 1)].push_back(i);
+    wanted.push_back("/" + name);
+    images_of[wanted.back().substr(wanted.back().rfind('/') + 1)].push_back(wanted.size() - 1);
   }
-  std::vector<size_t> shared(names.size());  // length of the best end
-  std::vector<std::vector<std::string>> candidates(names.size());
-  bool whole = false;
-  for (const std::string& file : files_under(root, {}, skipped)) {
+  for (const std::string& file : files_under(root, {}, source.skipped)) {
     const auto images = images_of.find(file.substr(file.rfind('/') + 1));
     if (images == images_of.end()) continue;
     for (const size_t i : images->second) {
       const size_t end = common_end(wanted[i], "/" + file);
-      if (end > shared[i]) candidates[i].clear();
-      shared[i] = std::max(shared[i], end);
-      if (end == shared[i]) candidates[i].push_back(file);
+      if (end > found[i].end) found[i] = {end, {}, "", 0};
+      if (end == found[i].end) found[i].files.push_back("/" + file);
       whole = whole || end == wanted[i].size();
     }
   }
-  std::map<std::string, Place> by_folder;
+  using Images = std::vector<std::pair<size_t, std::string>>;  // index, file
+  std::map<std::string, Images> by_folder;
   for (size_t i = 0; i < names.size(); ++i)
-    for (const std::string& file : candidates[i]) {
-      if (whole && shared[i] < wanted[i].size()) continue;  // a file of another image
-      const std::string folder = ("/" + file).substr(0, file.size() + 1 - shared[i]);
-      by_folder[folder.substr(std::min<size_t>(1, folder.size()))].images.push_back(i);
-    }
+    for (const std::string& file : found[i].files)
+      if (!whole || found[i].end == wanted[i].size())  // otherwise it is a file of another image
+        by_folder[file.substr(0, file.size() - found[i].end)].emplace_back(i, file.substr(1));
   size_t most = 0;
-  std::vector<Place> places;
-  for (auto& [folder, place] : by_folder) {
-    most = std::max(most, place.images.size());
-    places.push_back({folder, place.images, rank_of(fs::path(folder).lexically_relative(root), split)});
+  for (const auto& [_, images] : by_folder) most = std::max(most, images.size());
+  std::vector<std::tuple<int, int64_t, fs::path, Images>> places;  // rank, minus the number of images
+  for (auto& [folder, images] : by_folder) {
+    const fs::path place = folder.substr(std::min<size_t>(1, folder.size()));
+    const bool stray = 2 * images.size() < most;
+    const int rank = stray ? 9 : rank_of(place.lexically_relative(root), split);
+    places.emplace_back(rank, -int64_t(images.size()), place, std::move(images));
   }
-  for (Place& place : places)
-    if (2 * place.images.size() < most) place.rank = 9;  // stray copies
-  std::ranges::stable_sort(places, {},
-                           [](const Place& p) { return std::pair(p.rank, -int64_t(p.images.size())); });
-  moved = 0;
-  std::vector<int> rank(names.size(), -1);  // of the folder in which an image was found
-  for (const Place& place : places) {
-    const auto file_of = [&](size_t i) {
-      return place.folder + (place.folder.empty() ? wanted[i].substr(1 + wanted[i].size() - shared[i])
-                                                  : wanted[i].substr(wanted[i].size() - shared[i]));
-    };
-    std::vector<size_t> known;
-    for (const size_t i : place.images)
-      if (rank[i] >= 0) known.push_back(i);
+  std::ranges::sort(places);
+  size_t moved = 0, example = 0;
+  for (const auto& [rank, _, folder, images] : places) {
+    Images known;
+    for (const auto& image : images)
+      if (!found[image.first].file.empty()) known.push_back(image);
     // The folder has other images of the same names, or copies, unless it has only a few of them.
-    const bool others = !known.empty() && 2 * known.size() >= place.images.size();
-    const bool as_good = others && place.rank < 9 && 10 * place.images.size() >= 9 * most;
-    for (size_t k = 0; as_good && k < known.size(); k += 1 + known.size() / 100)
-      if (const size_t i = known[k]; rank[i] == place.rank && !same_content(found[i], file_of(i)))
-        fail(list, ": two folders have images of its names, such as ", found[i], " and ", file_of(i), "; ",
-             remedy);
-    for (const size_t i : place.images) {
-      if (others || rank[i] >= 0) continue;
-      found[i] = file_of(i);
-      rank[i] = place.rank;
-      moved += shared[i] < wanted[i].size();
+    const bool others = !known.empty() && 2 * known.size() >= images.size();
+    const bool as_good = others && rank < 9 && 10 * images.size() >= 9 * most;
+    for (size_t k = 0; as_good && k < known.size(); k += 1 + known.size() / 100) {
+      const auto& [i, file] = known[k];
+      check(found[i].rank != rank || same_content(found[i].file, file), list,
+            ": two folders have images of its names, such as ", found[i].file, " and ", file, "; ", remedy);
+    }
+    for (const auto& [i, file] : images) {
+      if (others || !found[i].file.empty()) continue;
+      found[i].file = file;
+      found[i].rank = rank;
+      if (found[i].end < wanted[i].size() && moved++ == 0) example = i;
     }
   }
-  const std::string folder = places.empty() ? root.string() : places[0].folder;
+  if (moved > 0)
+    source.notes.push_back(
+        concat("note: ", list, ": ", moved, " of ", names.size(), " images were found under ", root.string(),
+               " by the end of their names, such as ", found[example].file, " for ", names[example]));
+  std::vector<std::string> files;
+  const fs::path folder = places.empty() ? root : std::get<fs::path>(places[0]);
   for (size_t i = 0; i < names.size(); ++i) {
-    const fs::path file = rank[i] < 0 ? fs::path(folder) / wanted[i].substr(1) : fs::path(found[i]);
-    found[i] = file.lexically_normal().string();
+    const fs::path file = found[i].file.empty() ? folder / wanted[i].substr(1) : fs::path(found[i].file);
+    files.push_back(file.lexically_normal().string());
   }
-  return found;
+  return files;
 }
 
 std::string to_forward_slashes(std::string path) {
@@ -515,36 +463,35 @@ std::string read_head(const fs::path& file, size_t bytes) {
 }
 
 std::string other_format(const fs::path& file) {
-  // Name; marks; way out. One of the extensions among the marks must fit, and all other marks must be in the
-  // file.
+  struct Format {
+    const char *name, *extensions;   // extensions: "": any
+    std::vector<std::string> marks;  // which are all in the file
+    const char* way_out;
+  };
   static constexpr const char* kExport = "export COCO or YOLO in the tool that wrote it";
   static constexpr const char* kConvert = "convert it to COCO, for example with fiftyone";
-  static constexpr const char* kFormats[][3] = {
-      {"an archive", ".zip .tar .gz .tgz .bz2 .xz .7z .rar", "unpack it, and give the folder"},
-      {"a file of labelme", "\"shapes\" \"imagePath\"", "convert it to COCO, for example with labelme2coco"},
-      {"a file of VIA", "\"regions\" \"shape_attributes\"", "export COCO in VIA"},
-      {"a file of Supervisely", "\"classTitle\" \"points\"", kExport},
-      {"a file of Label Studio", "\"from_name\" \"to_name\"", kExport},
-      {"a CreateML file", "\"coordinates\" \"label\"", kExport},
-      {"a table of Open Images", ".csv ImageID XMin", kConvert},
-      {"a CSV table", ".csv .tsv", "convert it to COCO; docs/data.md says how to add a format"},
-      {"a TFRecord or Parquet file", ".tfrecord .record .parquet", kExport}};
+  static const Format kFormats[] = {
+      {"an archive", ".zip .tar .gz .tgz .bz2 .xz .7z .rar", {}, "unpack it, and give the folder"},
+      {"a file of labelme", "", {"\"shapes\"", "\"imagePath\""}, "convert it, for example with labelme2coco"},
+      {"a file of VIA", "", {"\"regions\"", "\"shape_attributes\""}, "export COCO in VIA"},
+      {"a file of Supervisely", "", {"\"classTitle\"", "\"points\""}, kExport},
+      {"a file of Label Studio", "", {"\"from_name\"", "\"to_name\""}, kExport},
+      {"a CreateML file", "", {"\"coordinates\"", "\"label\""}, kExport},
+      {"a table of Open Images", ".csv", {"ImageID", "XMin"}, kConvert},
+      {"a CSV table", ".csv .tsv", {}, "convert it to COCO; docs/data.md says how to add a format"},
+      {"a TFRecord or Parquet file", ".tfrecord .record .parquet", {}, kExport}};
   const std::string text = read_head(file, 1 << 20);
-  if (text.starts_with("PK\3\4")) return concat(kFormats[0][0], "; ", kFormats[0][2]);
-  for (const auto& [name, marks, way_out] : kFormats) {
-    bool all = true, named = true, fits = false;
-    for (const std::string& mark : split_list(marks, ' ')) {
-      if (mark[0] != '.') all = all && text.find(mark) != std::string::npos;
-      named = named && mark[0] != '.';
-      fits = fits || has_extension(file, {mark});
-    }
-    if (!text.empty() && all && (named || fits)) return concat(name, "; ", way_out);
+  for (const Format& format : kFormats) {
+    const auto extensions = split_list(format.extensions, ' ');
+    if ((extensions.empty() || has_extension(file, {extensions.begin(), extensions.end()})) &&
+        std::ranges::all_of(format.marks, [&](const auto& m) { return text.find(m) != std::string::npos; }))
+      return concat(format.name, "; ", format.way_out);
   }
   // KITTI: Car 0.00 0 -1.57 x1 y1 x2 y2 and seven numbers of the box in space.
   const auto words = split_list(text.substr(0, text.find('\n')), ' ');
-  const bool kitti =
-      has_extension(file, {".txt"}) && (words.size() == 15 || words.size() == 16) && !parse_number(words[0]);
-  return kitti && parse_number(words[4]) ? concat("a label file of KITTI; ", kConvert) : "";
+  const bool kitti = has_extension(file, {".txt"}) && (words.size() == 15 || words.size() == 16) &&
+                     !parse_number(words[0]) && parse_number(words[4]);
+  return kitti ? concat("a label file of KITTI; ", kConvert) : "";
 }
 
 std::string split_name(const std::string& name) {
@@ -561,23 +508,23 @@ std::string split_name(const std::string& name) {
 }
 
 void add_image(Source& source, const std::string& file, const std::string& label_file, const Labels& labels) {
-  source.problems.insert(source.problems.end(), labels.problems.begin(), labels.problems.end());
+  CocoDataset& coco = source.coco;
+  coco.problems.insert(coco.problems.end(), labels.problems.begin(), labels.problems.end());
   if (!labels.usable) return;
-  const int64_t id = static_cast<int64_t>(source.files.size()) + 1;
-  source.coco.images.push_back({id, file, labels.width, labels.height});
+  const auto id = static_cast<int64_t>(source.files.size()) + 1;
+  coco.images.push_back({id, file, labels.width, labels.height});
   source.files.push_back(file);
   source.label_files.push_back(label_file);
   for (CocoAnnotation a : labels.boxes) {
-    a.id = static_cast<int64_t>(source.coco.annotations.size()) + 1;
+    a.id = static_cast<int64_t>(coco.annotations.size()) + 1;
     a.image_id = id;
-    source.coco.annotations.push_back(a);
+    coco.annotations.push_back(a);
   }
-  source.lines.insert(source.lines.end(), labels.lines.begin(), labels.lines.end());
 }
 
 void add_shared_label(Source& source, const std::string& label_file, const std::vector<std::string>& images) {
-  source.problems.push_back({"label file of several images, which are left out",
-                             concat(label_file, ": ", listed(images), "; keep one of them")});
+  source.coco.problems.push_back({"label file of several images, which are left out",
+                                  concat(label_file, ": ", listed(images), "; keep one of them")});
 }
 
 }  // namespace yolox

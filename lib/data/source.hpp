@@ -30,10 +30,8 @@ struct Source {
   // the areas of boxes and the sizes of images are 0.
   bool relative = false;
   std::vector<std::string> label_files;  // of the image with the id 1 + index; empty for COCO
-  std::vector<int> lines;            // line in the label file, parallel to coco.annotations; empty for COCO
-  ProblemList problems;              // skipped files and lines
-  std::vector<std::string> notes;    // lines for the log that are no problems
-  std::vector<std::string> skipped;  // folders that files_under() leaves out
+  std::vector<std::string> notes;        // lines for the log that are no problems
+  std::vector<std::string> skipped;      // folders that files_under() leaves out
 
   // Returns the position of an annotation: "x.json: annotation 7 of image 3" or "labels/a.txt:4".
   std::string where(size_t annotation) const;
@@ -67,10 +65,6 @@ Source hold_out(Source& all, double fraction);
 // letter as one character (NFC, Latin letters), because tools write the same name in several ways.
 std::string normal_name(const std::string& name);
 
-// Returns what differs between two names that look alike: in case, blanks, - and _, or in one character. ""
-// if they do not look alike.
-std::string difference_of(const std::string& a, const std::string& b);
-
 // ---- boxes
 
 // A box and the size of its image in pixels, 0 if unknown.
@@ -79,9 +73,9 @@ struct PlacedBox {
   int width, height;
 };
 
-// Throws if the boxes cannot be x, y (top left corner), width, height in pixels: most of them are within the
-// first two pixels (fractions), all are within 0..100 of larger images (per cent), or at least half reach
-// beyond their images. relative: they were converted from fractions. where(i) names the position of a box.
+// Throws if the boxes cannot be x, y (top left corner), width, height in pixels: at least half of them are
+// within the first two pixels (fractions) or reach beyond their images, or all are within 0..100 of larger
+// images (per cent). relative: they were converted from fractions. where(i) names the position of a box.
 void check_units(const std::string& name, const std::vector<PlacedBox>& boxes, bool relative,
                  const std::function<std::string(size_t)>& where);
 
@@ -90,9 +84,11 @@ void check_units(const std::string& name, const std::vector<PlacedBox>& boxes, b
 // Largest text file that is read, in bytes: a list of ten million images.
 constexpr size_t kMaxTextFile = 1000000000;
 
-// Reads a file into `text`, without a UTF-8 byte order mark. Returns "", or the reason why it cannot be read.
-// missing: set to true if there is no such file. A pipe or a device is not read, because it may never end.
-std::string read_all(const std::string& path, std::string& text, bool* missing = nullptr);
+// Reads a file of at most `limit` bytes into `text`, without a UTF-8 byte order mark. Returns "", or the
+// reason why it cannot be read. missing: set to true if there is no such file. A pipe or a device is not
+// read, because it may never end.
+std::string read_all(const std::string& path, std::string& text, bool* missing = nullptr,
+                     size_t limit = kMaxTextFile);
 
 // Returns the text of a file. Throws if the file is unreadable or contains a null byte (UTF-16, binary).
 std::string read_text(const std::string& path);
@@ -132,16 +128,15 @@ std::vector<std::string> files_under(const fs::path& folder, const std::set<std:
 std::vector<std::string> labelled_images(const fs::path& folder, std::vector<std::string>& skipped);
 
 // Finds image files under `root` by their names, which may have folders in front of them, also those of
-// another machine. Of several files with an equal name, the one that shares the longest end with the name is
-// taken. If folders have files of the same names, one of the name of `split` is preferred to `images` and
-// `root`, and these to others, unless it has less than half as many of the files. Throws if two folders are
-// equally good and their files differ. moved: set to the number of images for which only a part of the name
-// was found.
+// another machine (a note says how many were found by a part of their name). Of several files with an equal
+// name, the one that shares the longest end with the name is taken. If folders have files of the same names,
+// one of the name of `split` is preferred to `images` and `root`, and these to others, unless it has less
+// than half as many of the files. Throws if two folders are equally good and their files differ; the message
+// begins with `list`, the file with the names, and ends with `remedy`.
 // Returns the path of each image; one that is not found gets the path at which it was expected.
-std::vector<std::string> find_images(const std::string& list, const std::vector<std::string>& names,
-                                     const fs::path& root, const std::string& split,
-                                     const std::string& remedy, std::vector<std::string>& skipped,
-                                     int64_t& moved);
+std::vector<std::string> find_images(Source& source, const std::string& list,
+                                     const std::vector<std::string>& names, const fs::path& root,
+                                     const std::string& split, const std::string& remedy);
 
 // Replaces backslashes by slashes.
 std::string to_forward_slashes(std::string path);
@@ -186,18 +181,6 @@ using SplitReaders = std::map<std::string, std::function<Source()>>;
 
 // ---- label files of VOC and YOLO
 
-// YOLO: lines with more columns than a box has, which are polygons, or boxes with keypoints.
-struct LongLines {
-  int64_t lines = 0;
-  int64_t columns = 0;  // of each line
-  int values = 0;  // per keypoint, 2 or 3; -1 if some lines have no keypoints or another number of columns
-  LongLines operator+(const LongLines& other) const {
-    if (lines == 0 || other.lines == 0) return lines == 0 ? other : *this;
-    const bool alike = columns == other.columns && values == other.values;
-    return {lines + other.lines, columns, alike ? values : -1};
-  }
-};
-
 // Contents of one label file.
 struct Labels {
   bool usable = false;        // false if the objects of the image are unknown; the image is then skipped
@@ -206,8 +189,9 @@ struct Labels {
   int width = 0, height = 0;  // pixels; 0 if unknown
   std::vector<CocoAnnotation> boxes;  // VOC: category_id is not set yet, see `names`
   std::vector<std::string> names;     // VOC: class name of each box
-  std::vector<int> lines;             // line of each box in the label file
-  LongLines long_lines;               // YOLO
+  // YOLO: the number of lines with more columns than a box has, and of those that look like a box with
+  // keypoints of 2 or 3 values.
+  int64_t long_lines = 0, with_keypoints[4] = {};
   ProblemList problems;
 };
 
@@ -245,53 +229,37 @@ Labels read_voc_xml(const std::string& path);
 // map for any other folder.
 SplitReaders voc_splits(const fs::path& root);
 
+// Finds the only such folder in a folder, or in its folder VOCdevkit. Throws if there are several.
+SplitReaders nested_voc_splits(const fs::path& root);
+
 // ---- YOLO: a data.yaml or obj.data, and a text file for each image
 
-struct YoloYaml {
-  std::string file;
-  fs::path folder, root;                                   // folder of the file; base of relative paths
-  std::vector<std::string> names;                          // class names
-  bool keypoints = false;                                  // true: keypoints follow the box in each line
-  bool beside = false;                                     // true: label files beside the images come first
-  std::map<std::string, std::vector<std::string>> splits;  // split -> image folders and lists of images
-};
+// Returns the readers of the splits of a data.yaml (docs.ultralytics.com/datasets/detect), or of an obj.data
+// of Darknet, as CVAT writes it too. Throws if the file does not have this format.
+SplitReaders yolo_file_splits(const std::string& file);
 
-// Reads a data.yaml (docs.ultralytics.com/datasets/detect). Throws if the file does not have this format.
-YoloYaml read_data_yaml(const std::string& file);
+// The splits of YOLO folders, an empty map for other folders. First, those of a data.yaml or dataset.yaml
+// with `names`.
+SplitReaders data_yaml_splits(const fs::path& folder);
 
-// Reads an obj.data of Darknet, as CVAT writes it too: names, and a list of images for each split. Throws if
-// the file does not have this format.
-YoloYaml read_obj_data(const std::string& file);
+// Then, those of obj.data or another .data file of Darknet that names images and classes, in the folder or in
+// its folder `data`; else of data.yaml, dataset.yaml or the only YAML file with `names`. Throws if several
+// have `names`.
+SplitReaders yolo_splits(const fs::path& folder);
+
+// At last, those of folders that exist: images/train or train/images and so on, images, or images beside
+// their label files. The names are those of a classes.txt (labelImg) or _darknet.labels (Roboflow). Throws if
+// there is none; the message has the lines of a data.yaml.
+SplitReaders yolo_folder_splits(const fs::path& folder);
 
 // Returns the path of the label file of an image: a/images/train/b.jpg -> a/labels/train/b.txt. If no folder
 // is called images, the label file is beside the image.
 std::string yolo_label_file(const std::string& image);
 
 // Reads a label file. A line is "class cx cy w h", or "class x1 y1 x2 y2 x3 y3 ...": a polygon, of which the
-// bounding box is read. Coordinates are fractions of the image size. A missing file means an image without
+// bounding box is read. Coordinates are fractions of the image size. What follows a box is ignored if
+// `keypoints` is set, and if it looks like keypoints with a visibility. A missing file means an image without
 // objects. Errors are in Labels::problems.
 Labels read_yolo_txt(const std::string& path, bool keypoints);
-
-// Returns the readers of the splits.
-SplitReaders yolo_splits(const YoloYaml& yaml);
-
-// Returns the data set of a YOLO folder without data.yaml, from the folders that exist: images/train or
-// train/images and so on, images, or images beside their label files. The names are those of a classes.txt
-// (labelImg) or _darknet.labels (Roboflow), empty if there is none. `splits` is empty if the folder has no
-// such layout.
-YoloYaml yolo_folders(const std::string& folder);
-
-// Returns the text of a data.yaml for the splits of yolo_folders(). The names are placeholders for the
-// classes that occur in the label files.
-std::string suggested_yaml(const YoloYaml& data);
-
-// Returns data.yaml or dataset.yaml of a folder, else its only YAML file with `names`, or "" if the folder
-// has none. Throws if several files have `names`. both: returns data.yaml or dataset.yaml only, and only if
-// it has `names`.
-std::string find_data_yaml(const std::string& data, bool both = false);
-
-// Returns the .data file of Darknet in a folder, or in its folder `data`: obj.data, else the first one that
-// names images and classes. Returns "" if there is none.
-std::string find_obj_data(const fs::path& folder);
 
 }  // namespace yolox

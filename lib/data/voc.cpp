@@ -65,9 +65,8 @@ Labels read_voc_xml(const std::string& path) {
       continue;
     }
     const double w = v[2] - v[0], h = v[3] - v[1];
-    labels.boxes.push_back({0, 0, 0, v[0], v[1], w, h, w * h, number(object, "difficult") == 1.0});
+    labels.boxes.push_back({0, 0, 0, v[0], v[1], w, h, w * h, number(object, "difficult") == 1.0, line});
     labels.names.push_back(name);
-    labels.lines.push_back(line);
   }
   return labels;
 }
@@ -117,18 +116,14 @@ static Source read_voc_split(Voc& voc, const std::string& split) {
     for (size_t i = 0; i < labels.boxes.size(); ++i)
       labels.boxes[i].category_id = voc.classes[labels.names[i]];
     // Prefer the image named as the XML file, because <filename> is often wrong after a renaming.
-    const auto found = images.find(name);
-    const std::string other = voc.images + "/" + (labels.image.empty() ? name + ".jpg" : labels.image);
-    if (found == images.end())
-      add_image(source, other, xml, labels);
-    else if (found->second.size() == 1)
-      add_image(source, found->second[0], xml, labels);
-    else if (const auto named = std::ranges::find_if(
-                 found->second, [&](const fs::path& f) { return f.filename() == labels.image; });
-             named != found->second.end())
-      add_image(source, *named, xml, labels);
+    std::vector<std::string> files{voc.images + "/" + (labels.image.empty() ? name + ".jpg" : labels.image)};
+    if (images.count(name)) files = images.at(name);
+    const auto named =
+        std::ranges::find_if(files, [&](const fs::path& f) { return f.filename() == labels.image; });
+    if (files.size() > 1 && named == files.end())
+      add_shared_label(source, xml, files);
     else
-      add_shared_label(source, xml, found->second);
+      add_image(source, named == files.end() ? files[0] : *named, xml, labels);
   }
   std::vector<std::string> unlabelled;
   for (const auto& [name, files] : images)
@@ -138,7 +133,7 @@ static Source read_voc_split(Voc& voc, const std::string& split) {
                                   " images have no XML file and are not used: ", listed(unlabelled, 20)));
   if (source.files.empty())
     fail(source.name, ": none of its ", voc.splits.at(split).size(),
-         " annotation files can be used; correct them: ", source.problems[0].second);
+         " annotation files can be used; correct them: ", source.coco.problems[0].second);
   return source;
 }
 
@@ -188,6 +183,16 @@ SplitReaders voc_splits(const fs::path& root) {
   for (const auto& entry : voc->splits)
     splits[entry.first] = [voc, split = entry.first] { return read_voc_split(*voc, split); };
   return splits;
+}
+
+SplitReaders nested_voc_splits(const fs::path& root) {
+  std::vector<std::string> nested;
+  for (const fs::path& parent : {root, root / "VOCdevkit"})
+    for (const auto& folder : listing(parent, /*folders_only=*/true))
+      if (!voc_splits(folder).empty()) nested.push_back(folder.string());
+  check(nested.size() <= 1, "--data ", root.string(),
+        " has several Pascal VOC data sets; give one: ", listed(nested));
+  return nested.empty() ? SplitReaders() : voc_splits(nested[0]);
 }
 
 }  // namespace yolox

@@ -3,12 +3,24 @@
 
 #include <yaml-cpp/yaml.h>
 
-#include <memory>
-
 #include "base/text.hpp"
 #include "base/threads.hpp"
 
 namespace yolox {
+
+namespace {
+
+// What data.yaml, obj.data or the folders say.
+struct YoloYaml {
+  std::string file;
+  fs::path folder, root;                                   // folder of the file; base of relative paths
+  std::vector<std::string> names;                          // class names
+  bool keypoints = false;                                  // true: keypoints follow the box in each line
+  bool beside = false;                                     // true: label files beside the images come first
+  std::map<std::string, std::vector<std::string>> splits;  // split -> image folders and lists of images
+};
+
+}  // namespace
 
 // Returns the class names of a file with a name in each line. The number of a line is the class id, so that
 // an empty line is an error, except at the end.
@@ -24,7 +36,7 @@ static std::vector<std::string> read_names(const std::string& file) {
   return names;
 }
 
-YoloYaml read_obj_data(const std::string& file) {
+static YoloYaml read_obj_data(const std::string& file) {
   YoloYaml data;
   data.file = file;
   data.folder = data.root = fs::path(file).has_parent_path() ? fs::path(file).parent_path() : ".";
@@ -45,20 +57,7 @@ YoloYaml read_obj_data(const std::string& file) {
   return data;
 }
 
-std::string find_obj_data(const fs::path& folder) {
-  for (const fs::path& place : {folder, folder / "data"}) {
-    if (is_file(place / "obj.data")) return (place / "obj.data").string();
-    for (const fs::path& path : listing(place)) {
-      std::string text;
-      if (has_extension(path, {".data"}) && read_all(path.string(), text).empty() &&
-          text.find("names") != std::string::npos && text.find("train") != std::string::npos)
-        return path.string();
-    }
-  }
-  return "";
-}
-
-YoloYaml read_data_yaml(const std::string& file) {
+static YoloYaml read_data_yaml(const std::string& file) {
   YoloYaml data;
   data.file = file;
   data.folder = fs::path(file).has_parent_path() ? fs::path(file).parent_path() : ".";
@@ -112,27 +111,31 @@ YoloYaml read_data_yaml(const std::string& file) {
   return data;
 }
 
-// Returns the image files of a split, sorted by path. A path that was written on another machine is found by
-// its end. Throws if there are none.
+// Returns the folder of images or the list of images that an entry of data.yaml names. A path that was
+// written on another machine is found by its end. Empty if there is none.
+static fs::path place_of(const YoloYaml& data, const std::string& entry) {
+  std::string inside = entry;  // Roboflow writes ../train/images for a folder beside data.yaml
+  while (inside.starts_with("../")) inside.erase(0, 3);
+  std::vector<fs::path> places;
+  for (const fs::path& base : {data.root, data.folder})
+    for (const std::string& path : {entry, inside}) places.push_back(base / path);
+  for (size_t at; (at = inside.find('/')) != std::string::npos;) {
+    inside.erase(0, at + 1);
+    places.push_back(data.root / inside);
+  }
+  // The last name alone, such as images, may be that of the folder of another split.
+  for (size_t i = 0; i < places.size(); ++i)
+    if ((is_folder(places[i]) && (i < 4 || i + 1 < places.size())) ||
+        (has_extension(places[i], {".txt"}) && is_file(places[i])))
+      return places[i].lexically_normal();
+  return {};
+}
+
+// Returns the image files of a split, sorted by path. Throws if there are none.
 static std::vector<std::string> yolo_images(const YoloYaml& data, const std::string& split, Source& source) {
   std::vector<std::string> images;
   for (const std::string& given : data.splits.at(split)) {
-    const std::string entry = to_forward_slashes(given);
-    std::string inside = entry;  // Roboflow writes ../train/images for a folder beside data.yaml
-    while (inside.starts_with("../")) inside.erase(0, 3);
-    fs::path place;
-    const auto try_place = [&](const fs::path& p, bool list_only = false) {
-      if (place.empty() && ((!list_only && is_folder(p)) || (p.extension() == ".txt" && is_file(p))))
-        place = p.lexically_normal();
-    };
-    for (const fs::path& base : {data.root, data.folder})
-      for (const std::string& path : {entry, inside}) try_place(base / path);
-    // The end of a path of another machine: C:/sets/cells/images/val, data/train.txt. The last name of a
-    // folder alone, such as images, may be that of another split.
-    for (std::string end = inside; place.empty() && end.find('/') != std::string::npos;) {
-      end.erase(0, end.find('/') + 1);
-      try_place(data.root / end, /*list_only=*/end.find('/') == std::string::npos);
-    }
+    const fs::path entry = to_forward_slashes(given), place = place_of(data, entry);
     check(!place.empty(), data.file, ": ", split,
           ": neither a folder nor a .txt: ", (data.root / entry).lexically_normal().string(),
           "; correct the key \"path\" or \"", split, "\"");
@@ -151,10 +154,8 @@ static std::vector<std::string> yolo_images(const YoloYaml& data, const std::str
       else
         lost.push_back(line);
     });
-    int64_t moved = 0;
     if (!lost.empty())
-      files = find_images(place.string(), lost, data.root, split, "correct the paths in the list",
-                          source.skipped, moved);
+      files = find_images(source, place.string(), lost, data.root, split, "correct the paths in the list");
     images.insert(images.end(), files.begin(), files.end());
   }
   check(!images.empty(), data.file, ": ", split, ": no images in ", listed(data.splits.at(split)),
@@ -179,21 +180,19 @@ static std::string label_file_of(const std::string& image, bool first_beside) {
   return is_file(first) || !is_file(second) ? first : second;
 }
 
-// Returns the values per keypoint, 3 (x, y and a visibility of 0, 1 or 2) or 2, if a line can be a class, a
-// box and keypoints within the box, else -1. Nine columns are the corners of a box.
-static int keypoint_values(const std::vector<double>& v) {
-  const size_t rest = v.size() - 5;
-  bool visibilities = rest % 3 == 0;
-  for (size_t i = 7; visibilities && i < v.size(); i += 3) visibilities = v[i] == 0 || v[i] == 1 || v[i] == 2;
-  const int values = visibilities ? 3 : 2;
-  if (rest % values != 0 || v.size() == 9) return -1;
+// Returns true if a line can be a class, a box and keypoints of x, y and, if `values` is 3, a visibility of
+// 0, 1 or 2: then all keypoints are within the box. Nine columns are the corners of a box.
+static bool has_keypoints(const std::vector<double>& v, int values) {
+  if (v.size() <= 5 || (v.size() - 5) % values != 0 || v.size() == 9) return false;
   constexpr double kTolerance = 0.02;
   const double w = v[3] / 2 + kTolerance, h = v[4] / 2 + kTolerance;
-  bool inside = v[1] - w > -0.05 && v[2] - h > -0.05 && v[1] + w < 1.05 && v[2] + h < 1.05;
-  for (size_t i = 5; i < v.size(); i += values)
-    inside = inside &&
-             ((v[i] == 0 && v[i + 1] == 0) || (std::abs(v[i] - v[1]) <= w && std::abs(v[i + 1] - v[2]) <= h));
-  return inside ? values : -1;
+  bool fits = v[1] - w > -0.05 && v[2] - h > -0.05 && v[1] + w < 1.05 && v[2] + h < 1.05;
+  for (size_t i = 5; i < v.size(); i += values) {
+    const bool absent = v[i] == 0 && v[i + 1] == 0;
+    fits = fits && (absent || (std::abs(v[i] - v[1]) <= w && std::abs(v[i + 1] - v[2]) <= h));
+    fits = fits && (values == 2 || v[i + 2] == 0 || v[i + 2] == 1 || v[i + 2] == 2);
+  }
+  return fits;
 }
 
 Labels read_yolo_txt(const std::string& path, bool keypoints) {
@@ -218,11 +217,11 @@ Labels read_yolo_txt(const std::string& path, bool keypoints) {
       numbers = numbers && value && std::abs(*value) < 1e6;  // a class id or a fraction of the image size
       v.push_back(value.value_or(0));
     }
-    if (numbers && v.size() > 5) {
-      const LongLines line{1, int64_t(v.size()), keypoint_values(v)};
-      labels.long_lines = labels.long_lines + line;
-    }
-    if (keypoints && v.size() > 5) v.resize(5);
+    const bool pose = numbers && has_keypoints(v, 3);
+    labels.long_lines += numbers && v.size() > 5;
+    labels.with_keypoints[3] += pose;
+    labels.with_keypoints[2] += numbers && !pose && has_keypoints(v, 2);
+    if ((keypoints || pose) && v.size() > 5) v.resize(5);
     const bool box = v.size() == 5, outline = v.size() >= 7 && v.size() % 2 == 1;
     const bool whole = v[0] == std::floor(v[0]) && std::abs(v[0]) < 1e15;
     if (!numbers || !whole || !(box || outline)) {
@@ -245,8 +244,7 @@ Labels read_yolo_txt(const std::string& path, bool keypoints) {
       x1 -= w / 2;
       y1 -= h / 2;
     }
-    labels.boxes.push_back({0, 0, static_cast<int64_t>(v[0]), x1, y1, w, h, 0, false});
-    labels.lines.push_back(number);
+    labels.boxes.push_back({0, 0, static_cast<int64_t>(v[0]), x1, y1, w, h, 0, false, number});
   });
   return labels;
 }
@@ -275,7 +273,7 @@ static void find_orphans(Source& source) {
     for (const fs::path& file : listing(folder))
       if (!stems.empty() && has_extension(file, {".txt"}) && !stems.count(file.stem()) &&
           file.filename() != "classes.txt")
-        source.problems.push_back({"label file without image", file.string()});
+        source.coco.problems.push_back({"label file without image", file.string()});
   }
 }
 
@@ -288,26 +286,24 @@ static Source read_yolo_split(const YoloYaml& data, const std::string& split) {
   const std::vector<std::string> images = yolo_images(data, split, source);
   std::vector<Labels> labels(images.size());
   std::vector<std::string> label_files(images.size());
-  const auto read_labels = [&](bool keypoints) {
-    parallel_for(int64_t(images.size()), [&](int64_t i) {
-      label_files[i] = label_file_of(images[i], data.beside);
-      labels[i] = read_yolo_txt(label_files[i], keypoints);
-    });
-  };
-  read_labels(data.keypoints);
-  LongLines lines;
-  for (const Labels& l : labels) lines = lines + l.long_lines;
-  const std::string with_columns =
-      concat("note: ", source.name, ": the labels with ", lines.columns, " columns");
-  if (!data.keypoints && lines.values == 3) {
-    read_labels(/*keypoints=*/true);
-    source.notes.push_back(with_columns +
-                           " are read as class, box and keypoints, and only the boxes are used");
-  } else if (!data.keypoints && lines.values == 2) {
-    source.notes.push_back(concat(with_columns,
-                                  " are read as polygons; if they are boxes with keypoints, add ",
-                                  "this line to data.yaml: kpt_shape: [", (lines.columns - 5) / 2, ", 2]"));
+  parallel_for(int64_t(images.size()), [&](int64_t i) {
+    label_files[i] = label_file_of(images[i], data.beside);
+    labels[i] = read_yolo_txt(label_files[i], data.keypoints);
+  });
+  int64_t long_lines = 0, with_visibility = 0, without = 0;
+  for (const Labels& l : labels) {
+    long_lines += l.long_lines;
+    with_visibility += l.with_keypoints[3];
+    without += l.with_keypoints[2];
   }
+  const auto note = [&](const auto&... text) {
+    source.notes.push_back(concat("note: ", source.name, ": ", text...));
+  };
+  if (!data.keypoints && with_visibility > 0)
+    note(with_visibility, " labels are read as class, box and keypoints, and only the boxes are used");
+  if (!data.keypoints && without > 0 && without == long_lines)
+    note("the labels with more than 5 columns are read as polygons; if they are boxes with keypoints, add ",
+         "kpt_shape: [NUMBER OF KEYPOINTS, 2] to data.yaml");
   std::map<std::string, std::vector<std::string>> images_of;  // by label file
   std::vector<std::string> unlabelled;
   for (size_t i = 0; i < images.size(); ++i)
@@ -323,27 +319,65 @@ static Source read_yolo_split(const YoloYaml& data, const std::string& split) {
   check_first_class(source, int64_t(data.names.size()));
   find_orphans(source);
   if (!unlabelled.empty())
-    source.notes.push_back(
-        concat("note: ", source.name, ": ", unlabelled.size(), " of ", images.size(),
-               " images have no label file and count as images without objects: ", listed(unlabelled, 20)));
+    note(unlabelled.size(), " of ", images.size(),
+         " images have no label file and count as images without objects: ", listed(unlabelled, 20));
   if (source.files.empty() && !images.empty())
     fail(source.name, ": none of its ", images.size(),
-         " label files can be used; correct them: ", source.problems[0].second);
-  if (source.coco.annotations.empty() && source.problems.empty())
-    source.problems.push_back(
+         " label files can be used; correct them: ", source.coco.problems[0].second);
+  if (source.coco.annotations.empty() && source.coco.problems.empty())
+    source.coco.problems.push_back(
         {"no image has labels", concat("expected the first label file at ", source.label_files[0])});
   return source;
 }
 
-SplitReaders yolo_splits(const YoloYaml& yaml) {
+static SplitReaders splits_of(const YoloYaml& yaml) {
   SplitReaders splits;
-  const auto data = std::make_shared<YoloYaml>(yaml);
-  for (const auto& entry : data->splits)
-    splits[entry.first] = [data, split = entry.first] { return read_yolo_split(*data, split); };
+  for (const auto& entry : yaml.splits)
+    splits[entry.first] = [yaml, split = entry.first] { return read_yolo_split(yaml, split); };
   return splits;
 }
 
-YoloYaml yolo_folders(const std::string& folder) {
+SplitReaders yolo_file_splits(const std::string& file) {
+  return splits_of(has_extension(file, {".data"}) ? read_obj_data(file) : read_data_yaml(file));
+}
+
+// Returns the splits of data.yaml or dataset.yaml, else of the only YAML file with `names`. usual: of
+// data.yaml or dataset.yaml only, and only with `names`.
+static SplitReaders yaml_splits(const fs::path& folder, bool usual) {
+  std::vector<std::string> found;
+  for (const fs::path& path : listing(folder)) {
+    std::string text;
+    if (!has_extension(path, {".yaml", ".yml"}) || !read_all(path.string(), text).empty()) continue;
+    const bool has_usual_name = path.stem() == "data" || path.stem() == "dataset";
+    bool has_names = false;
+    try {
+      const YAML::Node yaml = YAML::Load(text);
+      has_names = yaml.IsMap() && yaml["names"];
+    } catch (const YAML::Exception&) {}  // not the YAML file of a data set
+    if (has_usual_name && (has_names || !usual)) return yolo_file_splits(path.string());
+    if (has_names && !usual) found.push_back(path.string());
+  }
+  check(found.size() <= 1, "--data ", folder.string(), " has several YAML files with names: ", listed(found),
+        "; give --data one of these files");
+  return found.empty() ? SplitReaders() : yolo_file_splits(found[0]);
+}
+
+SplitReaders data_yaml_splits(const fs::path& folder) { return yaml_splits(folder, /*usual=*/true); }
+
+SplitReaders yolo_splits(const fs::path& folder) {
+  for (const fs::path& place : {folder, folder / "data"}) {
+    if (is_file(place / "obj.data")) return yolo_file_splits((place / "obj.data").string());
+    for (const fs::path& path : listing(place)) {
+      std::string text;
+      if (has_extension(path, {".data"}) && read_all(path.string(), text).empty() &&
+          text.find("names") != std::string::npos && text.find("train") != std::string::npos)
+        return yolo_file_splits(path.string());
+    }
+  }
+  return yaml_splits(folder, /*usual=*/false);
+}
+
+SplitReaders yolo_folder_splits(const fs::path& folder) {
   YoloYaml data;
   data.folder = data.root = folder;
   const auto has_images = [&](const std::string& place) {
@@ -367,47 +401,19 @@ YoloYaml yolo_folders(const std::string& folder) {
       data.file = names.string();
       data.names = read_names(data.file);
     }
-  if (!data.splits.empty() || data.names.empty()) return data;
-  data.beside = true;
-  for (const auto& split : kSplits)
-    if (has_images(split)) data.splits[split_name(split)].push_back(split);
-  if (data.splits.empty() && has_images("")) data.splits["all"] = {"."};
-  return data;
-}
-
-std::string suggested_yaml(const YoloYaml& data) {
-  std::string text = "path: .\n";
-  std::set<int64_t> classes{0};
-  std::vector<std::string> skipped;
-  for (const auto& [split, places] : data.splits) {
-    text += concat(split == "all" ? "train" : split, ": ", places[0], "\n");
-    for (const std::string& image : files_under(data.root / places[0], kImages, skipped))
-      for (const CocoAnnotation& a : read_yolo_txt(yolo_label_file(image), false).boxes)
-        classes.insert(a.category_id);
+  if (data.splits.empty() && !data.names.empty()) {
+    data.beside = true;
+    for (const auto& split : kSplits)
+      if (has_images(split)) data.splits[split_name(split)].push_back(split);
+    if (data.splits.empty() && has_images("")) data.splits["all"] = {"."};
   }
-  text += "names:";
-  const int64_t most = std::min<int64_t>(*classes.rbegin(), 999);
-  for (int64_t id = 0; id <= most; ++id) text += concat("\n  ", id, ": name of class ", id);
-  return text;
-}
-
-std::string find_data_yaml(const std::string& data, bool both) {
-  std::vector<std::string> found;
-  for (const fs::path& path : listing(data)) {
-    std::string text;
-    if (!has_extension(path, {".yaml", ".yml"}) || !read_all(path.string(), text).empty()) continue;
-    const bool usual = path.stem() == "data" || path.stem() == "dataset";
-    if (usual && !both) return path.string();
-    try {
-      const YAML::Node yaml = YAML::Load(text);
-      if (!yaml.IsMap() || !yaml["names"]) continue;
-      if (usual) return path.string();
-      if (!both) found.push_back(path.string());
-    } catch (const YAML::Exception&) {}  // not the YAML file of a data set
-  }
-  check(found.size() <= 1, "--data ", data, " has several YAML files with names: ", listed(found),
-        "; give --data one of these files");
-  return found.empty() ? "" : found[0];
+  std::string lines;
+  for (const auto& [split, images] : data.splits)
+    lines += concat("\"", split == "all" ? "train" : split, ": ", images[0], "\", ");
+  check(lines.empty() || !data.names.empty(), "--data ", folder.string(),
+        " looks like YOLO, but the class names are missing; write ", (folder / "data.yaml").string(),
+        " with the lines ", lines, "\"names: [first, second]\", or a classes.txt with a name in each line");
+  return splits_of(data);
 }
 
 }  // namespace yolox

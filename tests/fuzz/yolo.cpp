@@ -8,7 +8,7 @@ using namespace yolox;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string& path = fuzz::file_with(data, size);
-  fuzz::expect_own_exceptions([&] { read_data_yaml(path); });
+  fuzz::expect_own_exceptions([&] { yolo_file_splits(path); });
   for (const bool keypoints : {false, true})
     fuzz::expect_own_exceptions([&] {
       Source source;
