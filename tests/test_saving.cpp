@@ -327,8 +327,8 @@ TEST_CASE("resuming: a run of an older version goes on with its settings; flags 
   parse(config, {"--bs", "auto", "--seed", "6"});
   CHECK(resumed("bs=4 seed=5 lr=0.5 recipe=official mosaic-scale-lo=0.1 keep=1 min-lr-ratio=0.1", 0.25,
                 config) == Names{"--seed 6 instead of the run's 5",
-                                 "warning: the run has 0.1 for it, but --min-lr-ratio is gone: edit "
-                                 "Schedule::min_ratio in optim.hpp"});
+                                 "warning: flags of the run that are gone, see CHANGELOG.md: "
+                                 "--mosaic-scale-lo 0.1, --keep 1, --min-lr-ratio 0.1"});
   CHECK((config.bs == 4 && config.lr == 0.125 && config.seed == 6));
   // Without recipes, the learning rate was that of one image.
   Config without;
