@@ -3,7 +3,6 @@
 # Packs the programs and all libraries that they need into yolox-REVISION-ARCH.tar.gz, for machines without compiler,
 # LibTorch and OpenCV. The machine needs glibc as new as this machine's, and for a GPU its driver.
 #   tools/release.sh [BUILD [DEST]]      BUILD: build folder [build]; DEST: folder of the archive [.]
-# Build without videos and windows for a smaller archive: YOLOX_CMAKE_ARGS=-DYOLOX_VIDEO=OFF ./setup.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${1:-build} dest=${2:-.}
