@@ -6,16 +6,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <set>
-#include <sstream>
-#ifdef YOLOX_VIDEO
 #include <opencv2/core/utils/logger.hpp>
 #include <opencv2/highgui.hpp>
 #include <opencv2/videoio.hpp>
-#endif
+#include <set>
+#include <sstream>
 
 #include "base/device.hpp"
-#include "base/flags.hpp"
 #include "base/memory.hpp"
 #include "base/new_file.hpp"
 #include "base/printable.hpp"
@@ -29,13 +26,10 @@
 
 using namespace yolox;
 
-struct Config : Flags {
+struct Config : ModelFlags {
   std::string source = flag(source, "Input", "source", "", "SOURCE",
                             "image, folder of images, video, camera index (0), URL (rtsp://..., http://...), "
                             "or shapes = built-in scenes");
-  std::string weights =
-      flag(weights, "Input", "weights", "", "FILE",
-           "checkpoint (ours or official), or name of a model that weights/get has downloaded");
   int64_t max_images = flag(max_images, "Input", "max-images", int64_t{0}, "N",
                             "stop after N images or video frames; 0 = off", at_least(0));
   std::string save = flag(save, "Output", "save", "runs/demo", "DIR", "folder of the drawn images or video");
@@ -44,14 +38,8 @@ struct Config : Flags {
   bool txt = flag(txt, "Output", "txt", false, "", "write YOLO labels to DIR/labels/NAME.txt");
   bool show =
       flag(show, "Output", "show", false, "", "show results in a window; space: pause, q or Esc: quit");
-  std::string model = flag(model, "Inference", "model", "", "NAME", model_names() + " [from the checkpoint]");
-  std::string size =
-      flag(size, "Inference", "size", "", "N|HxW", "input size in pixels [from the checkpoint or the model]");
   double conf = flag(conf, "Inference", "conf", 0.3, "P", "minimum score of a detection", between(0, 1));
   double nms = flag(nms, "Inference", "nms", 0.45, "IOU", "NMS IoU threshold", between(1e-6, 1));
-  std::string preproc = flag(preproc, "Inference", "preproc", "auto", "auto|bgr|imagenet|legacy",
-                             "pixel format: bgr = BGR 0..255; imagenet, legacy = RGB, mean/std of ImageNet, "
-                             "as in YOLOX 0.1.0; auto = from the checkpoint");
   std::string device = flag(device, "Inference", "device", "auto", "auto|cpu|cuda[:N]", "device to run on");
 };
 
@@ -122,9 +110,7 @@ class FrameSource {
 
   const std::string given;
   double began = 0;  // time of the first frame of a camera or a stream
-#ifdef YOLOX_VIDEO
   cv::VideoCapture capture;
-#endif
 };
 
 FrameSource::FrameSource(const std::string& given) : given(given) {
@@ -160,8 +146,8 @@ void FrameSource::list_folder() {
     else
       ++others[folder ? "folder" : path.has_extension() ? lower(path.extension().string()) : "no extension"];
   }
-  for (const auto& [kind, n] : others) skipped_note += concat(skipped_note.empty() ? "" : ", ", n, " ", kind);
-  if (!others.empty()) skipped_note = concat("note: skipped in ", given, ": ", skipped_note);
+  for (const auto& [kind, n] : others)
+    skipped_note += concat(skipped_note.empty() ? "note: skipped in " + given + ": " : ", ", n, " ", kind);
   std::ranges::sort(files, [](const std::string& a, const std::string& b) {  // 2.jpg before 10.jpg
     return ::strverscmp(a.c_str(), b.c_str()) < 0;
   });
@@ -184,7 +170,6 @@ std::vector<Frame> FrameSource::next(int64_t n) {
 
 // ---- videos
 
-#ifdef YOLOX_VIDEO
 void FrameSource::open_video() {
   cv::utils::logging::setLogLevel(cv::utils::logging::LOG_LEVEL_SILENT);  // the messages below say more
   setenv("OPENCV_FFMPEG_LOGLEVEL", "-8", /*overwrite=*/0);
@@ -243,6 +228,7 @@ struct VideoFile {
     for (const int64_t end = std::max(frames, std::llround(second * fps)) + 1; frames < end; ++frames)
       writer.write(fitting);
   }
+
   // Closes the file. Throws if frames are missing, because the codec does not report a full disk.
   void finish() {
     if (!writer.isOpened()) return;
@@ -276,22 +262,6 @@ static bool show(const Image& image, int milliseconds) {
     while (key < 0 && !stop_signal && cv::getWindowProperty("yolox", cv::WND_PROP_VISIBLE) >= 1);
   return key != 'q' && key != 27;
 }
-#else
-[[noreturn]] static bool need_video(const std::string& what) {
-  fail(what, ": this build has no videos and no window, because OpenCV's videoio and highgui were missing; ",
-       "install libopencv-dev and run ./setup.sh again");
-}
-void FrameSource::open_video() { need_video("--source " + given + " is not an image"); }
-bool FrameSource::read_video(Frame&) { return false; }
-struct VideoFile {
-  std::string path;
-  double fps;
-  std::string file = {};
-  void add(const Image&, double) {}
-  void finish() {}
-};
-static bool show(const Image&, int) { need_video("--show"); }
-#endif
 
 // ---- output
 
@@ -361,31 +331,26 @@ static void write_found(JsonWriter& writer, const Frame& frame, bool video,
 
 // ---- detection
 
-struct Detector {
-  // Returns the detections in each frame, in pixels of the frame.
-  std::vector<std::vector<ScoredBox>> operator()(const std::vector<Frame>& frames) {
-    const torch::InferenceMode inference;
-    const auto n = int64_t(frames.size());
-    const Tensor images = torch::empty({n, size.height, size.width, 3}, torch::kByte);
-    std::vector<Scale> scales(frames.size());
-    parallel_for(n, [&](int64_t i) {
-      const auto boxed = letterbox(frames[i].image, {size.width, size.height});  // the same as in evaluation
-      boxed.image.copyTo(cv::Mat(size.height, size.width, CV_8UC3, images[i].data_ptr()));
-      scales[i] = boxed.scale;
-    });
-    const Tensor input = preprocess(images.to(device), loaded.info.legacy_preproc);
-    const auto rows =
-        postprocess(decode(loaded.model(input), size.height, size.width), config.conf, config.nms);
-    std::vector<std::vector<ScoredBox>> found;
-    for (int64_t i = 0; i < n; ++i) found.push_back(to_image_pixels(rows[i], scales[i]));
-    return found;
-  }
-
-  const Config& config;
-  torch::Device device = parse_device(config.device);
-  LoadedModel loaded = load_model(config.weights, config.model, config.preproc, device);
-  ImageSize size = input_size(loaded.info, config.size);
-};
+// Returns the detections in each frame, in pixels of the frame.
+static std::vector<std::vector<ScoredBox>> detect(const std::vector<Frame>& frames, LoadedModel& loaded,
+                                                  ImageSize size, const Config& config) {
+  const torch::InferenceMode inference;
+  const auto n = int64_t(frames.size());
+  const Tensor images = torch::empty({n, size.height, size.width, 3}, torch::kByte);
+  std::vector<Scale> scales(frames.size());
+  parallel_for(n, [&](int64_t i) {
+    const auto boxed = letterbox(frames[i].image, {size.width, size.height});  // the same as in evaluation
+    boxed.image.copyTo(cv::Mat(size.height, size.width, CV_8UC3, images[i].data_ptr()));
+    scales[i] = boxed.scale;
+  });
+  const torch::Device device = loaded.model->parameters()[0].device();
+  const Tensor input = preprocess(images.to(device), loaded.info.legacy_preproc);
+  const auto rows =
+      postprocess(decode(loaded.model(input), size.height, size.width), config.conf, config.nms);
+  std::vector<std::vector<ScoredBox>> found;
+  for (int64_t i = 0; i < n; ++i) found.push_back(to_image_pixels(rows[i], scales[i]));
+  return found;
+}
 
 // Processes the whole source. json: writer of --json.
 static void run(const Config& config, JsonWriter& json) {
@@ -395,13 +360,13 @@ static void run(const Config& config, JsonWriter& json) {
             std::getenv("QT_QPA_PLATFORM"),
         "--show: there is no display (DISPLAY is not set); leave --show out, and look at the results in "
         "--save");
-  Detector detect{config};
-  YOLOX& model = detect.loaded.model;
-  fuse_batch_norms(*model);
-  std::vector<std::string> names = class_names(detect.loaded.info, model->num_classes);
-  for (int c = int(names.size()); c < model->num_classes; ++c) names.push_back(concat("class ", c));
+  LoadedModel loaded = load_model(config.weights, config.model, config.preproc, parse_device(config.device));
+  fuse_batch_norms(*loaded.model);
+  const ImageSize size = input_size(loaded.info, config.size);
+  std::vector<std::string> names = class_names(loaded.info, loaded.model->num_classes);
+  for (int c = int(names.size()); c < loaded.model->num_classes; ++c) names.push_back(concat("class ", c));
   Log log("");  // to the terminal only
-  log.line(detect.loaded.report);
+  log.line(loaded.report);
   log.line(font_note(names));
   log.line(source.skipped_note);
   const fs::path folder = config.save;
@@ -433,7 +398,7 @@ static void run(const Config& config, JsonWriter& json) {
       if (frame.image.empty()) unreadable.push_back(frame.error);
     std::erase_if(frames, [](const Frame& frame) { return frame.image.empty(); });
     if (frames.empty()) continue;
-    const auto found = detect(frames);
+    const auto found = detect(frames, loaded, size, config);
     std::vector<Image> pictures(frames.size());
     parallel_for(int64_t(frames.size()), [&](int64_t i) {
       std::vector<LabelledBox> boxes;
@@ -483,7 +448,6 @@ int main(int argc, char** argv) {
     Config config;
     config.parse(argc, argv, "detects objects in images and videos", "--source photo.jpg --weights yolox-s");
     config.check_values();
-    if (!config.size.empty() || config.was_given("size")) parse_size(config.size);
     keep_freed_memory();
     catch_signals();
     write_json(config.json.empty() ? "/dev/null" : config.json, [&](JsonWriter& json) {

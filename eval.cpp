@@ -6,7 +6,6 @@
 #include <set>
 
 #include "base/device.hpp"
-#include "base/flags.hpp"
 #include "base/memory.hpp"
 #include "base/new_file.hpp"
 #include "base/printable.hpp"
@@ -18,24 +17,17 @@
 
 using namespace yolox;
 
-struct Config : Flags {
-  std::string data = flag(data, "Model and data", "data", "", "DIR|FILE|shapes",
+struct Config : ModelFlags {
+  std::string data = flag(data, "Data", "data", "", "DIR|FILE|shapes",
                           "COCO, VOC or YOLO folder; JSON, YAML or .lmdb file; shapes = drawn");
-  std::string split = flag(split, "Model and data", "split", "", "NAME", "split to evaluate on [val]");
-  std::string images = flag(images, "Model and data", "images", "", "DIR",
+  std::string split = flag(split, "Data", "split", "", "NAME", "split to evaluate on [val]");
+  std::string images = flag(images, "Data", "images", "", "DIR",
                             "folder of the images of a COCO JSON file [the usual folders]");
   double val_fraction =
-      flag(val_fraction, "Model and data", "val-fraction", 0.0, "X",
+      flag(val_fraction, "Data", "val-fraction", 0.0, "X",
            "evaluate the images that ./train --val-fraction X has held out; 0 = off", between(0, 0.9));
-  std::string weights =
-      flag(weights, "Model and data", "weights", "", "FILE",
-           "checkpoint (ours or official), or name of a model that weights/get has downloaded");
   std::string gt = flag(gt, "Detection file", "gt", "", "GT.json", "ground truth in COCO format");
   std::string dt = flag(dt, "Detection file", "dt", "", "DT.json", "detections in COCO format");
-  std::string model =
-      flag(model, "Evaluation", "model", "", "NAME", model_names() + " [from the checkpoint]");
-  std::string size = flag(size, "Evaluation", "size", "", "N|HxW",
-                          "input size in pixels [from the checkpoint or the model]");
   double conf = flag(conf, "Evaluation", "conf", 0.01, "P", "minimum score of a detection", between(0, 1));
   double nms = flag(nms, "Evaluation", "nms", 0.65, "IOU", "NMS IoU threshold", between(1e-6, 1));
   int max_dets = flag(max_dets, "Evaluation", "max-dets", coco_max_detections, "N",
@@ -43,9 +35,6 @@ struct Config : Flags {
   int bs = flag(bs, "Evaluation", "bs", 16, "N", "batch size", at_least(1));
   int workers = flag(workers, "Evaluation", "workers", 0, "N|auto",
                      "threads that load images; auto = one per core", between(0, 256));
-  std::string preproc = flag(preproc, "Evaluation", "preproc", "auto", "auto|bgr|imagenet|legacy",
-                             "pixel format: bgr = BGR 0..255; imagenet, legacy = RGB, mean/std of ImageNet, "
-                             "as in YOLOX 0.1.0; auto = from the checkpoint");
   std::string device = flag(device, "Evaluation", "device", "auto", "auto|cpu|cuda[:N]", "device to run on");
   bool ema = flag(ema, "Evaluation", "ema", true, "", "the EMA of the weights");
   bool fuse = flag(fuse, "Evaluation", "fuse", false, "", "fold batch norms into the convolutions");
@@ -92,7 +81,6 @@ static void check_flags(const Config& config) {
     return;
   }
   combination_check(!config.data.empty(), "--data is needed, or --gt and --dt");
-  if (!config.size.empty() || config.was_given("size")) parse_size(config.size);
 }
 
 // Evaluates a detections file (--gt and --dt).

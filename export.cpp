@@ -9,7 +9,6 @@
 #include <iostream>
 #include <iterator>
 
-#include "base/flags.hpp"
 #include "base/new_file.hpp"
 #include "base/printable.hpp"
 #include "checkpoint/load.hpp"
@@ -20,15 +19,9 @@
 
 using namespace yolox;
 
-struct Config : Flags {
-  std::string weights =
-      flag(weights, "Files", "weights", "", "FILE",
-           "checkpoint (ours or official), or name of a model that weights/get has downloaded");
+struct Config : ModelFlags {
   std::string out =
-      flag(out, "Files", "out", "", "FILE", "output file: .onnx; .ts, .pt or .torchscript for TorchScript");
-  std::string model = flag(model, "Model", "model", "", "NAME", model_names() + " [from the checkpoint]");
-  std::string size =
-      flag(size, "Model", "size", "", "N|HxW", "input size in pixels [from the checkpoint or the model]");
+      flag(out, "Graph", "out", "", "FILE", "output file: .onnx; .ts, .pt or .torchscript for TorchScript");
   bool dynamic = flag(dynamic, "Graph", "dynamic", false, "",
                       "ONNX with dynamic batch, height and width; TorchScript is always dynamic");
   bool decode = flag(
@@ -39,9 +32,6 @@ struct Config : Flags {
       flag(conf, "Graph", "conf", 0.3, "P", "with --nms: minimum score of a detection", between(0, 1));
   double nms_iou =
       flag(nms_iou, "Graph", "nms-iou", 0.45, "IOU", "with --nms: NMS IoU threshold", between(1e-6, 1));
-  std::string preproc = flag(preproc, "Model", "preproc", "auto", "auto|bgr|imagenet|legacy",
-                             "pixel format: bgr = BGR 0..255; imagenet, legacy = RGB, mean/std of ImageNet, "
-                             "as in YOLOX 0.1.0; auto = from the checkpoint");
 };
 
 // Returns the metadata of the exported file: classes, input size, pixel format, letterbox and output columns.
@@ -111,7 +101,6 @@ static void check_flags(const Config& config) {
   for (const std::string name : {"conf", "nms-iou"})
     combination_check(config.nms || !config.was_given(name), "--", name, " needs --nms");
   protect_inputs("--out", config.out, {config.weights});
-  if (!config.size.empty() || config.was_given("size")) parse_size(config.size);
 }
 
 static const std::string kCheck = YOLOX_SOURCE_DIR "/tools/check_onnx.py";

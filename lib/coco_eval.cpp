@@ -12,7 +12,8 @@
 
 namespace yolox {
 
-bool in_area(double area, int range) {
+// Returns true if an area in square pixels is in the range (an EvalArea).
+static bool in_area(double area, int range) {
   constexpr double low[] = {0, 0, 32 * 32, 96 * 96}, high[] = {1e10, 32 * 32, 96 * 96, 1e10};
   return low[range] <= area && area <= high[range];
 }
@@ -265,10 +266,11 @@ std::string crowded_images_note(const CocoDataset& gt, int max_detections) {
 
 void print_summary(std::ostream& out, const EvalResult& r) {
   const int max_detections[] = {1, 10, r.max_detections};
+  const char* const areas[] = {"all", "small", "medium", "large"};
   for (const CocoMetric& metric : coco_metrics)
     out << formatted(" %-18s %s @[ IoU=%-9s | area=%6s | maxDets=%3d ] = %0.3f\n",
                      metric.precision ? "Average Precision" : "Average Recall",
-                     metric.precision ? "(AP)" : "(AR)", metric.iou, eval_area_names[metric.area],
+                     metric.precision ? "(AP)" : "(AR)", metric.iou, areas[metric.area],
                      max_detections[metric.max_detections], r.*metric.value);
   if (r.unknown_annotations > 0)
     out << "Ignored: " << r.unknown_annotations << " annotations of unknown images or categories.\n";

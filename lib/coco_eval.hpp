@@ -70,10 +70,6 @@ constexpr CocoMetric coco_metrics[] = {
     {"ARm", &EvalResult::ARm, false, "0.50:0.95", 0, 10, area_medium, 2},
     {"ARl", &EvalResult::ARl, false, "0.50:0.95", 0, 10, area_large, 2},
 };
-constexpr const char* eval_area_names[] = {"all", "small", "medium", "large"};
-
-// Returns true if an area in square pixels is in the range (an EvalArea).
-bool in_area(double area, int range);
 
 // Returns the IoU. If the ground truth is a crowd, returns the intersection over the area of the detection.
 double coco_iou(const Detection& d, const CocoAnnotation& g);

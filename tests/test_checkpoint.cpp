@@ -145,24 +145,6 @@ int run_python(const std::string& code, const TempDir& dir) {
       ("cd " + dir.path.string() + " && " + cached_python_with("torch") + " script.py").c_str());
 }
 
-bool have_curl() { return std::system("command -v curl >/dev/null 2>&1") == 0; }
-
-// weights/get in a temporary folder, with a file of 300 kB to download and its SHA-256.
-struct Fetch {
-  TempDir dir;
-  std::string file, bytes, url;
-  Fetch() : file(dir / "weights/yolox_nano.pth"), url("file://" + (dir / "server")) {
-    for (uint32_t i = 0, x = 1; i < 300000; ++i) bytes += char((x = x * 1664525 + 1013904223) >> 24);
-    write_text(dir / "server/yolox_nano.pth", bytes);
-    write_text(dir / "weights/get");
-    fs::copy_file(YOLOX_SOURCE_DIR "/weights/get", dir / "weights/get", fs::copy_options::overwrite_existing);
-    REQUIRE(shell(dir, "(cd server && sha256sum yolox_nano.pth >../weights/SHA256SUMS)").code == 0);
-  }
-  Outcome get(const std::string& names = "yolox-nano") {
-    return shell(dir, "YOLOX_WEIGHTS_URL=" + url + " weights/get " + names);
-  }
-};
-
 }  // namespace
 
 TEST_CASE("checkpoints: a file is read as it was written") {
@@ -202,18 +184,11 @@ GPU_TEST("gpu: checkpoints store cuda tensors as cpu tensors") {
 TEST_CASE("checkpoints: a failed write keeps the old file and leaves no temporary file") {
   const TempDir dir;
   write_pth(dir / "a.pth", 1);
-  const auto big = torch::zeros({1 << 20});
-  const auto write = [&] { return error_of([&] { write_pth(dir / "a.pth", big); }); };
+  const auto write = [&] { return error_of([&] { write_pth(dir / "a.pth", torch::zeros({1 << 20})); }); };
   CHECK_HAS(on_full_disk(1 << 16, write), "a.pth: File too large");
   CHECK(read_pth(dir / "a.pth").toInt() == 1);
-  CHECK_ERROR(write_pth(dir / "missing/a.pth", 1), "No such file");
   CHECK_ERROR(write_pth("/dev/full", 1), "not a regular file");
   CHECK(std::distance(std::filesystem::directory_iterator(dir.path), {}) == 1);
-  // A symbolic link stays, and its target is replaced.
-  std::filesystem::create_symlink("a.pth", dir / "link.pth");
-  write_pth(dir / "link.pth", 2);
-  CHECK(std::filesystem::is_symlink(dir / "link.pth"));
-  CHECK(read_pth(dir / "a.pth").toInt() == 2);
 }
 
 PROGRAM_TEST("checkpoints: Python reads files of write_pth(), and read_pth() reads files of torch.save()") {
@@ -246,7 +221,7 @@ value = {
   'size': torch.Size([2, 3]), 'long': 2**70, 'negative': -2**40, 'set': {1, 2}, 'bytes': b'abc\xff',
   'args': argparse.Namespace(lr=0.1), 'default': collections.defaultdict(list, {'a': [1]}), 'pairs': collections.OrderedDict(a=1, b=2),
   'text': 'caf\u00e9', 'half': torch.tensor([1.5]).half(), 'odd_keys': {(1, 2): 3},
-  'scalar': torch.tensor(5), 'none': torch.empty(0), 'float8': torch.ones(2).to(torch.float8_e5m2),
+  'float8': torch.ones(2).to(torch.float8_e5m2),
 }
 torch.save(value, 'python.pth')
 torch.save(value, 'four.pth', pickle_protocol=4)
@@ -261,9 +236,7 @@ torch.save(base.to(torch.float64).expand(5, 24), 'expanded.pth')
       CHECK(same(entry.value().toTensor(), weights.at(entry.key()).toTensor()));
 
   const auto file = read_pth(dir / "python.pth").toGenericDict();
-  const auto model = file.at("model").toGenericDict();
-  REQUIRE(model.size() == 7);
-  CHECK(model.begin()->key().toStringRef() == "0.weight");
+  CHECK(file.at("model").toGenericDict().begin()->key().toStringRef() == "0.weight");
   CHECK(same(file.at("parameter").toTensor(), torch::ones({2})));
   const auto base = file.at("base").toTensor(), view = file.at("view").toTensor();
   CHECK(same(view, base.view({4, 6}).t().slice(0, 1, 3)));
@@ -271,8 +244,6 @@ torch.save(base.to(torch.float64).expand(5, 24), 'expanded.pth')
   CHECK(view.abs().sum().item<float>() == 0);  // views share their storage as before
   CHECK(same(file.at("channels_last").toTensor(), torch::arange(24, torch::kFloat).view({1, 2, 3, 4})));
   CHECK(same(file.at("half").toTensor(), torch::tensor({1.5}).to(torch::kHalf)));
-  CHECK(file.at("scalar").toTensor().dim() == 0);
-  CHECK(file.at("none").toTensor().numel() == 0);
   CHECK(file.at("size").toTupleRef().elements()[1].toInt() == 3);
   CHECK(file.at("negative").toInt() == -(int64_t(1) << 40));
   CHECK(file.at("pairs").toGenericDict().at("b").toInt() == 2);
@@ -349,24 +320,20 @@ TEST_CASE(
   write_pth(dir / "a.pth", sample());
   const std::string good = contents(dir / "a.pth");
   std::mt19937_64 random(1);
-  int errors = 0, total = 0;
-  const auto try_read = [&](const std::string& bytes) {
+  const auto refused = [&](const std::string& bytes) {
     write_bytes(dir / "b.pth", bytes);
-    ++total;
     const std::string error = error_of([&] { read_pth(dir / "b.pth"); });
-    errors += !error.empty();
     CHECK_MESSAGE((error.empty() || has(error, "b.pth: ")), error);
+    return !error.empty();
   };
-  for (size_t back = 1; back <= 120; ++back) try_read(good.substr(0, good.size() - back));
-  for (int i = 0; i < 100; ++i) try_read(good.substr(0, random() % good.size()));
-  CHECK(errors == total);
+  for (size_t i = 1; i <= 200; ++i)
+    CHECK(refused(good.substr(0, i <= 120 ? good.size() - i : random() % good.size())));
   for (int i = 0; i < 400; ++i) {  // bit flips, half of them in the zip directory
     std::string bytes = good;
     const size_t from = i % 2 ? bytes.find("PK\x01\x02") : 0;
     bytes[from + random() % (bytes.size() - from)] ^= char(1 << random() % 8);
-    try_read(bytes);
+    refused(bytes);
   }
-  CHECK(errors > 300);
 }
 
 TEST_CASE("checkpoints: weights are loaded by name, and the rest is reported") {
@@ -422,26 +389,25 @@ TEST_CASE("checkpoints: weights are loaded by name, and the rest is reported") {
 }
 
 TEST_CASE("checkpoints: weights are found under model, state_dict or ema, or at the top level") {
-  auto weights = empty_dict();
-  weights.insert("w", torch::ones({1}));
-  const auto under = [&](const char* key, const c10::IValue& value) {
+  const auto under = [](const std::string& key, const c10::IValue& value) {
     auto dict = empty_dict();
     dict.insert(key, value);
     return dict;
   };
+  const auto weights = under("w", torch::ones({1}));
   for (const char* key : {"model", "state_dict", "ema"})
     CHECK(find_weights(under(key, weights), "f").contains("w"));
-  // The weights of a flat dict may have any names.
-  CHECK(find_weights(under("model", torch::ones({1})), "f").contains("model"));
+  CHECK(find_weights(under("model", torch::ones({1})), "f").contains("model"));  // a flat dict has any names
   auto both = under("model", {});
   both.insert("ema", weights);
   CHECK(find_weights(both, "f").contains("w"));
-  CHECK_ERROR(find_weights(1, "f.pth"), "f.pth: contains the number 1");
-  CHECK_ERROR(find_weights(empty_dict(), "f.pth"), "its entries are none");
-  CHECK_ERROR(find_weights(under("epoch", 1), "f.pth"), "its entries are epoch: the number 1");
   const auto object = c10::IValue::make_capsule(c10::make_intrusive<Opaque>("ultralytics.DetectionModel"));
-  CHECK_ERROR(find_weights(under("model", object), "f.pth"),
-              "model: the Python object ultralytics.DetectionModel");
+  for (const auto& row : std::vector<std::pair<c10::IValue, std::string>>{
+           {1, "f.pth: contains the number 1"},
+           {empty_dict(), "its entries are none"},
+           {under("epoch", 1), "its entries are epoch: the number 1"},
+           {under("model", object), "model: the Python object ultralytics.DetectionModel"}})
+    CHECK_ERROR(find_weights(row.first, "f.pth"), row.second);
 }
 
 TEST_CASE("checkpoints: class names, channel order and value range are stored with the weights") {
@@ -495,81 +461,74 @@ SHARED_TEST("checkpoints: official checkpoints are read completely") {
     ++names;
   }
   CHECK(names == 642);
-  const auto optimizer = file.at("optimizer").toGenericDict();
-  CHECK(optimizer.at("param_groups").toListRef().size() == 3);
-  const auto state = optimizer.at("state").toGenericDict();
-  CHECK(state.size() > 300);
+  const auto state = file.at("optimizer").toGenericDict().at("state").toGenericDict();
   CHECK(state.at(int64_t(0)).toGenericDict().at("momentum_buffer").isTensor());
-
   const auto numpy = read_pth(shared("fixtures/ckpt_npfloat_truncated.pth")).toGenericDict();
   CHECK(numpy.at("best_ap").isCapsule());
   CHECK(find_weights(numpy, "f").size() == 7);
 
   const auto rebuilt = read_pth(shared("data/weights/yolox_nano_coco_v011_rebuilt.pth"));
   CHECK(find_weights(rebuilt, "f").size() == 642);
-  CHECK(find_weights(rebuilt, "f").at("head.cls_preds.0.weight").toTensor().sizes() ==
-        c10::IntArrayRef({80, 64, 1, 1}));
   CHECK(!weights_info(rebuilt, "f").legacy_preproc);
 }
 
 // ---- weights/get
 
-PROGRAM_TEST("weights: get checks what it downloads; an existing file is not changed, a wrong one not kept" *
-             doctest::skip(!have_curl())) {
-  Fetch p;
-  const Outcome first = p.get();
-  CHECK_MESSAGE(first.code == 0, first.err);
-  CHECK(has(first.out, "300000 bytes, SHA-256 is right"));
-  CHECK(contents(p.file) == p.bytes);
-  CHECK_FALSE(fs::exists(p.file + ".part"));
-  p.url = "http://127.0.0.1:9";  // no server is needed, and there is none
-  CHECK(has(p.get().out, "exists, SHA-256 is right"));
-  write_text(p.file, "mine");  // a file of that name that was trained here
-  CHECK(has(p.get().err, "yolox_nano.pth is not the official file"));
-  CHECK(contents(p.file) == "mine");
-  fs::remove(p.file);
-  CHECK(has(p.get().err, "cannot download http://127.0.0.1:9/yolox_nano.pth: no network, or the connection"));
-  p.url = "file://" + (p.dir / "server");
-  write_text(p.dir / "server/yolox_nano.pth", "a page of a proxy");
-  const Outcome wrong = p.get();
-  CHECK(wrong.code == 1);
-  CHECK(has(wrong.err, "is not the official file"));
-  CHECK_FALSE(fs::exists(p.file));
-  CHECK(p.get("yolox.nano").code == 2);  // a name is not a regular expression
-  CHECK(has(p.get("yolox-z").err, "'yolox-z' is not an official model"));
-}
-
-PROGRAM_TEST("weights: get resumes a partial download, which stays if the server does not have the file" *
-             doctest::skip(!have_curl())) {
-  Fetch p;
-  const auto begun = [&](size_t bytes) {
-    fs::remove(p.file);
-    write_text(p.file + ".part", p.bytes.substr(0, bytes));
-    return p.get().code;
+PROGRAM_TEST(
+    "weights: get checks what it downloads and resumes a partial download; an existing file is not changed, "
+    "a "
+    "wrong one not kept" *
+    doctest::skip(std::system("command -v curl >/dev/null 2>&1") != 0)) {
+  const TempDir dir;
+  const std::string file = dir / "weights/yolox_nano.pth", served = dir / "server/yolox_nano.pth";
+  const std::string bytes = concat(std::string(150000, 'a'), std::string(150000, 'b'));
+  write_text(served, bytes);
+  write_text(dir / "weights/get");
+  fs::copy_file(YOLOX_SOURCE_DIR "/weights/get", dir / "weights/get", fs::copy_options::overwrite_existing);
+  REQUIRE(shell(dir, "(cd server && sha256sum yolox_nano.pth >../weights/SHA256SUMS)").code == 0);
+  std::string url = "file://" + (dir / "server");
+  const auto get = [&](const std::string& names = "yolox-nano") {
+    return shell(dir, "YOLOX_WEIGHTS_URL=" + url + " weights/get " + names);
   };
+  CHECK_HAS(get().out, "300000 bytes, SHA-256 is right");
   for (const size_t had : {150000, 300000}) {
-    CHECK(begun(had) == 0);
-    CHECK(contents(p.file) == p.bytes);
+    fs::remove(file);
+    write_text(file + ".part", bytes.substr(0, had));
+    CHECK(get().code == 0);
+    CHECK(contents(file) == bytes);
+    CHECK_FALSE(fs::exists(file + ".part"));
   }
-  fs::remove(p.dir / "server/yolox_nano.pth");
-  CHECK(begun(150000) == 1);
-  CHECK(fs::file_size(p.file + ".part") == 150000);
+  url = "http://127.0.0.1:9";  // no server is needed, and there is none
+  CHECK_HAS(get().out, "exists, SHA-256 is right");
+  write_text(file, "mine");  // a file of that name that was trained here
+  CHECK_HAS(get().err, "yolox_nano.pth is not the official file");
+  CHECK(contents(file) == "mine");
+  fs::remove(file);
+  CHECK_HAS(get().err, "cannot download http://127.0.0.1:9/yolox_nano.pth: no network, or the connection");
+  url = "file://" + (dir / "server");
+  write_text(served, "a page of a proxy");
+  CHECK_HAS(get().err, "is not the official file");
+  CHECK_FALSE(fs::exists(file));
+  fs::remove(served);
+  write_text(file + ".part", "begun");
+  CHECK(get().code == 1);
+  CHECK(contents(file + ".part") == "begun");
+  CHECK(get("yolox.nano").code == 2);  // a name is not a regular expression
+  CHECK_HAS(get("yolox-z").err, "'yolox-z' is not an official model");
 }
 
 TEST_CASE("weights: all six models have hashes; the message about missing weights names weights/get") {
   const std::string sums = contents(YOLOX_SOURCE_DIR "/weights/SHA256SUMS");
-  CHECK(lines_of(sums).size() == 6);
-  TempDir dir;
-  for (const std::string name : {"yolox-nano", "yolox-tiny", "yolox-s", "yolox-m", "yolox-l", "yolox-x"}) {
-    std::string file = name + ".pth";
-    file[5] = '_';
-    CHECK_MESSAGE(has(sums, "  " + file + "\n"), file);
-    CHECK(has(error_of([&] { read_weights(dir / file); }), file + " is missing; weights/get " + name));
-    if (fs::exists(YOLOX_SOURCE_DIR "/weights/" + file)) continue;
-    CHECK(has(error_of([&] { read_weights(name); }), "weights/" + file + " is missing; weights/get " + name));
+  const TempDir dir;
+  for (const std::string size : {"nano", "tiny", "s", "m", "l", "x"}) {
+    const std::string file = "yolox_" + size + ".pth";
+    CHECK_HAS(sums, "  " + file + "\n");
+    CHECK_HAS(error_of([&] { read_weights(dir / file); }), file + " is missing; weights/get yolox-" + size);
   }
+  const Env folder("YOLOX_WEIGHTS_DIR", dir.path.c_str());
+  CHECK_HAS(error_of([] { read_weights("yolox-s"); }), "yolox_s.pth is missing; weights/get yolox-s");
   write_text(dir / "yolox_s.pth", "words");
-  CHECK_FALSE(has(error_of([&] { read_weights(dir / "yolox_s.pth"); }), "weights/get"));
-  CHECK(has(error_of([] { read_weights("yolox-z"); }),
-            "--weights yolox-z is neither a file nor an official model (yolox-nano, yolox-tiny"));
+  CHECK_HAS(error_of([&] { read_weights("yolox-s"); }), "not a .pth file");
+  CHECK_HAS(error_of([] { read_weights("yolox-z"); }),
+            "--weights yolox-z is neither a file nor an official model (yolox-nano, yolox-tiny");
 }

@@ -153,13 +153,12 @@ TEST_CASE(
 TEST_CASE("coco_eval: a detection of an unknown image or with a non-finite number is an error") {
   CocoDataset gt = dataset(2, {1});
   add(gt, 1, 1, 0, 0, 40, 40);
-  const Detection good = {1, 1, 0, 0, 40, 40, .5};
-  CHECK(error_of(gt, {good}) == "");
-  CHECK(error_of(gt, {good, {55, 1, 0, 0, 40, 40, .5}}).find("detections[1]: image_id 55") == 0);
-  CHECK(error_of(gt, {{1, 1, 0, 0, 40, 40, NAN}}).find("detections[0]: the score or the box is not finite") ==
-        0);
-  CHECK(error_of(gt, {{1, 1, 0, INFINITY, 40, 40, 1}}).find("detections[0]") == 0);
-  CHECK(has(error_of(dataset(1, {2, 1}), {}), "sort the categories"));
+  for (const auto& [found, part] :
+       {std::pair(Detection{55, 1, 0, 0, 40, 40, .5}, "detections[0]: image_id 55"),
+        {{1, 1, 0, 0, 40, 40, NAN}, "detections[0]: the score or the box is not finite"},
+        {{1, 1, 0, INFINITY, 40, 40, 1}, "detections[0]"}})
+    CHECK_HAS(error_of(gt, {found}), part);
+  CHECK_HAS(error_of(dataset(1, {2, 1}), {}), "sort the categories");
 }
 
 TEST_CASE(
@@ -173,24 +172,19 @@ TEST_CASE(
   CHECK(out.str().starts_with(
       " Average Precision  (AP) @[ IoU=0.50:0.95 | area=   all | maxDets=100 ] = 1.000\n"));
   CHECK(has(out.str(), " Average Recall     (AR) @[ IoU=0.50:0.95 | area= small | maxDets=100 ] = -1.000\n"));
-  std::ostringstream table;
-  print_per_class(table, r);
-  std::istringstream lines(table.str());
+  std::stringstream lines;
+  print_per_class(lines, r);
   std::vector<std::string> rows;
   for (std::string line; std::getline(lines, line);) rows.push_back(line);
   REQUIRE(rows.size() == 3);
   for (const std::string& row : rows) CHECK(count_characters(row) == 80);
-  CHECK(rows[1].find("class 1 ") == 0);
-  CHECK(has(rows[1], "1.000"));
-  CHECK(rows[2].find(std::string(24, 'n') + "\\x0a\xC3\xA9 ") == 0);  // truncated to 29 characters
+  CHECK(rows[1].starts_with("class 1 "));
+  CHECK(rows[2].starts_with(std::string(24, 'n') + "\\x0a\xC3\xA9 "));  // truncated to 29 characters
   CHECK(rows[2].back() == '-');
-
   TempDir dir;
   write_eval_json(dir / "eval.json", r);
   const std::string json = contents(dir / "eval.json");
-  for (const char* key :
-       {"AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl"})
-    CHECK(has(json, concat("\"", key, "\":")));
+  for (const CocoMetric& metric : coco_metrics) CHECK_HAS(json, concat("\"", metric.name, "\":"));
   CHECK(has(json, R"("per_class":[{"id":1,"name":"class 1","AP":)"));
 }
 
@@ -227,12 +221,4 @@ SHARED_TEST("coco_eval: equals pycocotools on the fixtures, with any number of t
       CHECK(std::abs(r.per_class[c].AR100 - ar[c]) < 1e-9);
     }
   }
-}
-
-SHARED_TEST("coco_eval: equals pycocotools on cocoapi's own example") {
-  const EvalResult r = coco_eval(read_coco(shared("data/coco_eval/gt.json")),
-                                 read_detections(shared("data/coco_eval/dt.json")));
-  const double expected[] = {.50458, .69697, .57298, .58563, .51940, .50140,
-                             .38681, .59368, .59535, .63981, .56642, .56429};
-  for (size_t i = 0; i < 12; ++i) CHECK(std::abs(twelve(r)[i] - expected[i]) < 5e-6 + 1e-9);
 }

@@ -103,9 +103,8 @@ SHARED_PROGRAM_TEST("demo: detections equal those of eval, in --json and --txt, 
     for (size_t k = 0; k < here.size(); ++k) {
       for (size_t v = 0; v < 6; ++v) CHECK(here[k][v] == doctest::Approx(wanted[i][k][v]).epsilon(1e-9));
       CHECK(eight[i]["boxes"][unsigned(k)]["name"].GetString() == part.categories[size_t(here[k][0])].name);
-      std::istringstream line(lines[k]);
       double c, cx, cy, w, h;
-      REQUIRE(bool(line >> c >> cx >> cy >> w >> h));
+      REQUIRE(bool(std::istringstream(lines[k]) >> c >> cx >> cy >> w >> h));
       const double width = part.images[i].width, x1 = std::clamp(here[k][2], 0.0, width),
                    x2 = std::clamp(here[k][2] + here[k][4], 0.0, width);
       CHECK(c == here[k][0]);
@@ -139,21 +138,18 @@ PROGRAM_TEST(
   const cv::Mat in = cv::imread(dir / "set/train/shapes_1.png"), drawn = cv::imread(dir / "out/shapes_1.png");
   REQUIRE(in.size() == drawn.size());
   CHECK(cv::norm(in, drawn, cv::NORM_INF) > 0);
-  CHECK(run(dir, "demo", demo + "--save set/train").code != 0);
-  CHECK(cv::norm(in, cv::imread(dir / "set/train/shapes_1.png"), cv::NORM_INF) == 0);
-  std::set<std::string> names;
-  for (const auto& image : json_of(dir / "b.json").GetArray())
-    for (const auto& box : image["boxes"].GetArray()) names.insert(box["name"].GetString());
-  CHECK(names.count("star") == 1);
+  CHECK(has(contents(dir / "b.json"), "\"name\":\"star\""));
   fs::copy(dir / "set/train/shapes_1.png", dir / "set/train/shapes_1.bmp");
-  check_refusal(dir, "demo", demo + "--txt --save twice", 2, "and another image have the same label file");
-  check_refusal(dir, "demo", demo + "--json set/train/shapes_1.png", 2, "--json would overwrite");
   fs::create_directories(dir / "mine/images");
-  fs::create_directories(dir / "mine/labels");
   fs::copy(dir / "set/train/shapes_1.png", dir / "mine/images/x.png");
   write_text(dir / "mine/labels/x.txt", "0 0.5 0.5 0.1 0.1\n");
-  check_refusal(dir, "demo", "--weights a/last.pth --source mine/images --txt --save mine", 2,
-                "--txt would overwrite");
+  for (const auto& [flags, text] :
+       {std::pair("--save set/train", "--save would overwrite"),
+        {"--source set/train/shapes_1.png --save set/train", "--save would overwrite"},
+        {"--txt --save twice", "and another image have the same label file"},
+        {"--json set/train/shapes_1.png", "--json would overwrite"},
+        {"--source mine/images --txt --save mine", "--txt would overwrite"}})
+    check_refusal(dir, "demo", demo + flags, 2, text);
 }
 
 PROGRAM_TEST("demo: an image of a web server is read as the file, also if its URL has no extension") {
@@ -193,12 +189,8 @@ PROGRAM_TEST("demo: the result of a video is a video with the same frames") {
     CHECK(json[i]["second"].GetDouble() == doctest::Approx(0.1 * i));
     CHECK(fs::exists(dir / concat("v/labels/clip_0000", i < 10 ? "0" : "", i, ".txt")));
   }
-  CHECK(has(succeed(dir, "demo", "--source clip.avi --weights a/last.pth --max-images 3 --save v3"),
-            "3 frames in "));
-  fs::create_directories(dir / "same");
-  fs::copy(dir / ("v/clip" + extension), dir / ("same/clip" + extension));
-  check_refusal(dir, "demo", "--source same/clip" + extension + " --weights a/last.pth --save same", 2,
-                "--save would overwrite");
+  CHECK_HAS(succeed(dir, "demo", "--source clip.avi --weights a/last.pth --max-images 3 --save v3"),
+            "3 frames in ");
   const Outcome full = shell(
       dir,
       "bash -c 'ulimit -f 8; exec $YOLOX_PROGRAMS/demo --weights a/last.pth --source clip.avi --save v'");
@@ -233,7 +225,6 @@ PROGRAM_TEST("demo: a source that cannot be read, and a missing display, are err
         {"--source clip", "--source clip is a pipe or a device"},
         {"--source /dev/zero", "--source /dev/zero is a pipe or a device"},
         {"--source folder.jpg", "--source folder.jpg contains no images"},
-        {"--source data/train --recursive", "--recursive is gone"},
         {"--source data/train --show", "--show: there is no display"}}) {
     const Outcome o = shell(dir,
                             "env -u DISPLAY -u WAYLAND_DISPLAY timeout 60 $YOLOX_PROGRAMS/demo "

@@ -56,7 +56,7 @@ Image painted(Dice& dice, cv::Size size) {
 
 // ---- image files ----
 
-enum Way { baseline, restarts, progressive, scans_apart, grey, rgb, cmyk };
+enum Way { baseline, restarts, progressive, grey, cmyk };
 using Sampling = std::array<cv::Size, 3>;  // sampling factors of luma and both chromas
 
 std::string jpeg(const cv::Mat& bgr, Way way = baseline,
@@ -76,20 +76,13 @@ std::string jpeg(const cv::Mat& bgr, Way way = baseline,
   info.input_components = image.channels();
   info.in_color_space = way == grey ? JCS_GRAYSCALE : way == cmyk ? JCS_CMYK : JCS_EXT_BGR;
   jpeg_set_defaults(&info);
-  if (way == rgb) jpeg_set_colorspace(&info, JCS_RGB);
   if (way == cmyk) jpeg_set_colorspace(&info, JCS_YCCK);
   jpeg_set_quality(&info, 85, TRUE);
   for (int i = 0; i < std::min(3, info.num_components); ++i) {
     info.comp_info[i].h_samp_factor = sampling[i].width;
     info.comp_info[i].v_samp_factor = sampling[i].height;
   }
-  std::array<jpeg_scan_info, 3> scans{};
   if (way == progressive) jpeg_simple_progression(&info);
-  if (way == scans_apart) {
-    for (int i = 0; i < 3; ++i) scans[i] = {1, {i, 0, 0, 0}, 0, 63, 0, 0};
-    info.scan_info = scans.data();
-    info.num_scans = 3;
-  }
   if (way == restarts) info.restart_interval = 5;
   jpeg_start_compress(&info, TRUE);
   while (info.next_scanline < info.image_height) {
@@ -119,9 +112,9 @@ std::string number(uint64_t value, int bytes, bool little) {
 }
 
 // Returns EXIF data with one entry, the orientation.
-std::string exif(int orientation, bool little, uint32_t directory = 8, int entries = 1) {
+std::string exif(int orientation, bool little) {
   std::string tiff = little ? "II" : "MM";
-  tiff += number(42, 2, little) + number(directory, 4, little) + number(entries, 2, little);
+  tiff += number(42, 2, little) + number(8, 4, little) + number(1, 2, little);
   tiff += number(0x0112, 2, little) + number(3, 2, little) + number(1, 4, little);
   return tiff + number(orientation, 2, little) + number(0, 2, little) + number(0, 4, little);
 }
@@ -143,6 +136,33 @@ std::string with_chunk(const std::string& png, const std::string& kind, const st
   const size_t at = first ? 33 : png.size() - 12;
   return png.substr(0, at) + number(data.size(), 4, false) + kind + data + number(~crc, 4, false) +
          png.substr(at);
+}
+
+// Returns a WebP with EXIF data, which some programs write without the head of a JPEG's.
+std::string webp_with_exif(const Image& image, const std::string& tiff, bool head) {
+  const auto chunk = [](const std::string& name, const std::string& payload) {
+    return name + number(payload.size(), 4, true) + payload + std::string(payload.size() % 2, '\0');
+  };
+  const std::string size = number(image.cols - 1, 3, true) + number(image.rows - 1, 3, true);
+  const std::string chunks = "WEBP" + chunk("VP8X", std::string("\x08\0\0\0", 4) + size) +
+                             encoded(".webp", image, kLossless).substr(12) +
+                             chunk("EXIF", (head ? std::string("Exif\0\0", 6) : "") + tiff);
+  return "RIFF" + number(chunks.size(), 4, true) + chunks;
+}
+
+// Returns an uncompressed TIFF whose directory has an orientation.
+std::string turned_tiff(const Image& image, int orientation) {
+  const auto bytes = uint32_t(image.total() * 3), head = 8 + 2 + 10 * 12 + 4u;
+  const std::pair<int, uint32_t> entries[] = {
+      {256, image.cols}, {257, image.rows},  {258, head}, {259, 1},          {262, 2},
+      {273, head + 6},   {274, orientation}, {277, 3},    {278, image.rows}, {279, bytes}};
+  std::string text = "II" + number(42, 2, true) + number(8, 4, true) + number(10, 2, true);
+  for (const auto& [tag, value] : entries)
+    text += number(tag, 2, true) + number(tag == 258 ? 3 : 4, 2, true) + number(tag == 258 ? 3 : 1, 4, true) +
+            number(value, 4, true);
+  text += number(0, 4, true) + std::string("\x08\0\x08\0\x08\0", 6);
+  for (const cv::Vec3b& p : image) text += {char(p[2]), char(p[1]), char(p[0])};
+  return text;
 }
 
 struct ImageFile : TempDir {  // a file whose content is replaced by each call
@@ -231,7 +251,7 @@ TEST_CASE(
                                            {{{1, 2}, {1, 1}, {1, 1}}}};
   Dice dice(1);
   for (const Sampling& sampling : samplings) {
-    for (int way = baseline; way <= rgb; ++way) {
+    for (int way = baseline; way <= grey; ++way) {
       CAPTURE(way);
       CAPTURE(sampling[0]);
       for (int i = 0; i < 3; ++i) {
@@ -243,21 +263,8 @@ TEST_CASE(
   }
 }
 
-SHARED_TEST("image: photos of COCO decode as in OpenCV, whole and in regions") {
-  Dice dice(3);
-  int photos = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(shared("data/coco128_json/train2017"))) {
-    const std::string path = entry.path();
-    CAPTURE(path);
-    check_file(path);
-    const std::string bytes = read_bytes(path);
-    check_parts(bytes, dice, 1 << photos++ % 4, 4);
-  }
-  CHECK(photos == 128);
-}
-
 TEST_CASE("image: origin and scale of a region map its pixels to the upright image") {
-  Image slope({203, 101}, 0);  // the colour encodes the position
+  Image slope({203, 101}, 0);  // the colour encodes the position of a pixel's centre
   for (int y = 0; y < slope.rows; ++y)
     for (int x = 0; x < slope.cols; ++x) slope(y, x) = {uchar(20 + x), uchar(20 + 2 * y), 128};
   const std::string plain = encoded(".jpg", slope, {cv::IMWRITE_JPEG_QUALITY, 100});
@@ -265,54 +272,22 @@ TEST_CASE("image: origin and scale of a region map its pixels to the upright ima
   for (int orientation = 0; orientation <= 8; ++orientation) {  // 0: a PNG
     const std::string bytes =
         orientation ? with_exif(plain, exif(orientation, true)) : encoded(".png", slope);
-    const Image upright = decode_image(bytes, "whole");
-    for (double scale : {1.0, 0.6, 0.3, 0.125, 0.04}) {
-      for (int compared = 0; compared < 200;) {
+    const cv::Mat_<cv::Vec3d> upright(decode_image(bytes, "whole"));
+    for (const double scale : {1.0, 0.6, 0.3, 0.125, 0.04}) {
+      for (int i = 0; i < 100; ++i) {
         const ImageRegion piece = decode_region(bytes, "part", random_part(dice, upright.size()), scale);
         CHECK((piece.scale.x >= scale && piece.scale.y >= scale));
         const int x = dice(0, piece.image.cols - 1), y = dice(0, piece.image.rows - 1);
-        const cv::Rect2d pixel(piece.origin.x + x / piece.scale.x, piece.origin.y + y / piece.scale.y,
-                               1 / piece.scale.x, 1 / piece.scale.y);
-        if (pixel.x < 0 || pixel.y < 0 || pixel.br().x > upright.cols || pixel.br().y > upright.rows)
-          continue;  // the last pixels of a reduced image may extend beyond its edge
-        const cv::Point2d centre = (pixel.tl() + pixel.br()) / 2;
-        const cv::Vec3b a = upright(int(centre.y - 0.5), int(centre.x - 0.5)),
-                        b = upright(int(centre.y), int(centre.x));
-        const cv::Vec3d away = cv::Vec3d(piece.image(y, x)) - (cv::Vec3d(a) + cv::Vec3d(b)) / 2;
-        REQUIRE(cv::norm(away, cv::NORM_INF) <= 3.5);
-        ++compared;
+        const cv::Point2d centre(piece.origin.x + (x + 0.5) / piece.scale.x,
+                                 piece.origin.y + (y + 0.5) / piece.scale.y);
+        const cv::Rect2d inner(0.5 / scale, 0.5 / scale, upright.cols - 1 / scale, upright.rows - 1 / scale);
+        if (!inner.contains(centre)) continue;  // the last reduced pixel may extend beyond the edge
+        const cv::Vec3d colour =
+            (upright(int(centre.y), int(centre.x)) + upright(int(centre.y - 0.5), int(centre.x - 0.5))) / 2;
+        REQUIRE(cv::norm(cv::Vec3d(piece.image(y, x)) - colour, cv::NORM_INF) <= 3.5);
       }
     }
   }
-}
-
-// ---- EXIF orientation ----
-
-// Returns a WebP with EXIF data, which some programs write without the head of a JPEG's.
-std::string webp_with_exif(const Image& image, const std::string& tiff, bool head) {
-  const auto chunk = [](const std::string& name, const std::string& payload) {
-    return name + number(payload.size(), 4, true) + payload + std::string(payload.size() % 2, '\0');
-  };
-  const std::string size = number(image.cols - 1, 3, true) + number(image.rows - 1, 3, true);
-  const std::string chunks = "WEBP" + chunk("VP8X", std::string("\x08\0\0\0", 4) + size) +
-                             encoded(".webp", image, kLossless).substr(12) +
-                             chunk("EXIF", (head ? std::string("Exif\0\0", 6) : "") + tiff);
-  return "RIFF" + number(chunks.size(), 4, true) + chunks;
-}
-
-// Returns an uncompressed TIFF whose directory has an orientation.
-std::string turned_tiff(const Image& image, int orientation) {
-  const auto bytes = uint32_t(image.total() * 3), head = 8 + 2 + 10 * 12 + 4u;
-  const std::pair<int, uint32_t> entries[] = {
-      {256, image.cols}, {257, image.rows},  {258, head}, {259, 1},          {262, 2},
-      {273, head + 6},   {274, orientation}, {277, 3},    {278, image.rows}, {279, bytes}};
-  std::string text = "II" + number(42, 2, true) + number(8, 4, true) + number(10, 2, true);
-  for (const auto& [tag, value] : entries)
-    text += number(tag, 2, true) + number(tag == 258 ? 3 : 4, 2, true) + number(tag == 258 ? 3 : 1, 4, true) +
-            number(value, 4, true);
-  text += number(0, 4, true) + std::string("\x08\0\x08\0\x08\0", 6);
-  for (const cv::Vec3b& p : image) text += {char(p[2]), char(p[1]), char(p[0])};
-  return text;
 }
 
 TEST_CASE("image: the orientation of JPEG, PNG, WebP and TIFF is applied, in regions too") {
@@ -322,18 +297,18 @@ TEST_CASE("image: the orientation of JPEG, PNG, WebP and TIFF is applied, in reg
     const Image image = painted(dice, size);
     const std::string png = encoded(".png", image);
     for (int orientation = 0; orientation <= 9; ++orientation) {  // 0 and 9 are invalid
-      cv::Mat upright = image.clone();
-      if (orientation >= 1 && orientation <= 8) image_detail::apply_orientation(upright, orientation);
       for (const bool little : {false, true}) {
         CAPTURE(orientation);
-        const std::string tiff = exif(orientation, little);
+        const std::string tiff = exif(orientation, little),
+                          turned = with_chunk(png, "eXIf", tiff, /*first=*/little);
+        const cv::Mat upright = by_opencv(turned);
         const std::string photo = with_exif(jpeg(image, little ? baseline : progressive), tiff);
         check_file(file(photo));
         CHECK(image_size(file.path) == upright.size());
         for (int reduction : {1, 2, 4, 8}) check_parts(photo, dice, reduction, 3);
         check_file(file(with_exif(jpeg(image, cmyk), tiff)));
-        check_file(file(with_chunk(png, "eXIf", tiff, /*first=*/little)));
-        CHECK(image_size(file.path) == upright.size());
+        check_file(file(turned));
+        CHECK((upright.cols == size.height) == (orientation >= 5 && orientation <= 8));
         const std::string webp = webp_with_exif(image, tiff, /*head=*/little);
         CHECK(same(decode_image(webp, "webp"), upright));
         CHECK(image_size(file(webp)) == upright.size());
@@ -350,45 +325,30 @@ TEST_CASE("image: the orientation of JPEG, PNG, WebP and TIFF is applied, in reg
   }
 }
 
-TEST_CASE("image: invalid EXIF causes no crash and no read beyond its end") {
-  Dice dice(8);
-  const Image image = painted(dice, {40, 24});
-  const std::string plain = jpeg(image), webp = webp_with_exif(image, exif(6, true), true);
-  const ImageFile file("lies.jpg");
-  for (int i = 0; i < 1000; ++i) {
-    std::string bytes = std::string("Exif\0\0", 6) + exif(dice(1, 8), i % 2);
-    for (int k = dice(1, 4); k > 0; --k) bytes[dice(6, int(bytes.size()) - 1)] = char(dice(0, 255));
-    const int orientation = image_detail::exif_orientation(bytes.substr(0, dice(0, int(bytes.size()))));
-    CHECK((orientation >= 1 && orientation <= 8));
-    if (i % 50 == 0) check_file(file(segment(plain, bytes)));
-    image_detail::webp_orientation(webp.substr(0, dice(12, int(webp.size()))));
-  }
-}
-
 TEST_CASE("image: BMP, TIFF, WebP and PNG are read in colour, grey, 16 bits and with alpha") {
   const Quiet quiet;
   const ImageFile file("picture");
   Dice dice(15);
   const Image image = painted(dice, {90, 61});
-  cv::Mat grey, deep_colour, alpha, deep_grey, grey_image;
+  cv::Mat grey, alpha, grey_image;
   cv::cvtColor(image, grey, cv::COLOR_BGR2GRAY);
   cv::cvtColor(grey, grey_image, cv::COLOR_GRAY2BGR);
   cv::cvtColor(image, alpha, cv::COLOR_BGR2BGRA);
-  image.convertTo(deep_colour, CV_16U, 257);
-  grey.convertTo(deep_grey, CV_16U, 257);
   struct {
     std::string extension;
-    cv::Mat in, out;
-  } const cases[] = {{".bmp", image, image},     {".bmp", grey, grey_image},
-                     {".tiff", image, image},    {".tiff", deep_colour, image},
-                     {".tif", grey, grey_image}, {".tif", deep_grey, grey_image},
-                     {".tiff", alpha, image},    {".webp", image, image},
-                     {".webp", alpha, image},    {".png", deep_grey, grey_image}};
+    cv::Mat in;
+    bool deep;  // 16 bits
+  } const cases[] = {{".bmp", image, false},  {".bmp", grey, false},   {".tiff", image, false},
+                     {".tiff", image, true},  {".tif", grey, false},   {".tif", grey, true},
+                     {".tiff", alpha, false}, {".webp", image, false}, {".webp", alpha, false},
+                     {".png", grey, true}};
   for (const auto& c : cases) {
     INFO(c.extension << " " << cv::typeToString(c.in.type()));
+    cv::Mat in;
+    c.in.convertTo(in, c.deep ? CV_16U : CV_8U, c.deep ? 257 : 1);
     const std::string bytes =
-        encoded(c.extension, c.in, c.extension == ".webp" ? kLossless : std::vector<int>());
-    CHECK(same(decode_image(bytes, "picture"), c.out));
+        encoded(c.extension, in, c.extension == ".webp" ? kLossless : std::vector<int>());
+    CHECK(same(decode_image(bytes, "picture"), in.channels() == 1 ? grey_image : cv::Mat(image)));
     CHECK(image_size(file(bytes)) == image.size());
     const ImageRegion half = decode_region(bytes, "picture", {70, 40, 10, 10}, 0.5);
     CHECK((half.image.size() == cv::Size(45, 31) && half.scale.x == 0.5));
@@ -404,7 +364,12 @@ TEST_CASE("image: BMP, TIFF, WebP and PNG are read in colour, grey, 16 bits and 
 
 // ---- odd and damaged files ----
 
-SHARED_TEST("image: odd files are read as in cv::imread, or are errors that name the file") {
+SHARED_TEST("image: photos and odd files are read as in cv::imread, or are errors that name the file") {
+  Dice dice(3);
+  for (const auto& entry : std::filesystem::directory_iterator(shared("data/coco128_json/train2017"))) {
+    check_file(entry.path());
+    check_parts(read_bytes(entry.path()), dice, 1 << dice(0, 3), 4);
+  }
   const std::map<std::string, std::string> refused = {{"anim.gif", "cannot be read as an image"},
                                                       {"random_bytes.jpg", "cannot be read as an image"},
                                                       {"text.jpg", "cannot be read as an image"},
@@ -460,8 +425,8 @@ TEST_CASE("image: a truncated file is an error, wherever the cut is; bytes after
   const Image image = painted(dice, {40, 24});
   const std::string preview = jpeg(painted(dice, {16, 12}));  // contains an end marker
   for (const std::string& bytes :
-       {jpeg(image), jpeg(image, restarts), jpeg(image, progressive), jpeg(image, scans_apart),
-        jpeg(image, grey), jpeg(image, cmyk), with_exif(jpeg(image), exif(6, true) + preview),
+       {jpeg(image), jpeg(image, restarts), jpeg(image, progressive), jpeg(image, grey), jpeg(image, cmyk),
+        with_exif(jpeg(image), exif(6, true) + preview),
         with_exif(jpeg(image, cmyk), exif(6, true) + preview), encoded(".png", image)}) {
     check_file(file(bytes + std::string(100, '\0')));
     for (size_t length = bytes.size() - 1; length > 0; --length) {
@@ -476,21 +441,6 @@ TEST_CASE("image: a truncated file is an error, wherever the cut is; bytes after
   const cv::Rect top(30, 0, 100, 40), below(30, 100, 100, 40);
   CHECK(same(decode_region(cut, "cut", top, 1).image, decode_region(bytes, "whole", top, 1).image));
   CHECK_HAS(image_error([&] { decode_region(cut, "cut.jpg", below, 1); }), "cut.jpg cannot be decoded");
-}
-
-TEST_CASE("image: a header with a huge size is an error") {
-  const Quiet quiet;
-  const ImageFile file("large");
-  Dice dice(13);
-  const Image image = painted(dice, {64, 48});
-  std::string png = encoded(".png", image), photo = jpeg(image), four = jpeg(image, cmyk);
-  png.replace(16, 8, number(65535, 4, false) + number(65535, 4, false));
-  for (std::string* bytes : {&photo, &four})
-    bytes->replace(bytes->find("\xFF\xC0") + 5, 4, number(65500, 2, false) + number(65500, 2, false));
-  for (const std::string& bytes : {photo, four, png}) {
-    CHECK(has(image_error([&] { image_size(file(bytes)); }), file.path));
-    CHECK(has(image_error([&] { decode_image(bytes, "large"); }), "large"));
-  }
 }
 
 TEST_CASE("image: an image that does not fit in memory is an ImageError without OpenCV's text" *
@@ -531,7 +481,7 @@ TEST_CASE("image: a damaged file gives an image or an ImageError, nothing else")
   const ImageFile file("damaged");
   Dice dice(14);
   const Image image = painted(dice, {40, 24});
-  std::vector<std::string> whole{encoded(".png", image), encoded(".webp", image),
+  std::vector<std::string> whole{encoded(".png", image), webp_with_exif(image, exif(6, true), true),
                                  with_exif(jpeg(image, grey), exif(6, true))};
   for (const Way way : {baseline, progressive, restarts, cmyk}) whole.push_back(jpeg(image, way));
   int pictures = 0, errors = 0;

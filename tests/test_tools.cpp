@@ -71,24 +71,6 @@ SHARED_PROGRAM_TEST("tools: with tiles.py, eval and demo find the small objects 
   CHECK(ap("--gt data/all.json --dt of_demo.json") == doctest::Approx(merged).epsilon(0.01));
 }
 
-SHARED_PROGRAM_TEST(
-    "tools: tiles.py cuts the images of a YOLO folder, with the objects that their labels have") {
-  TempDir dir;
-  const std::string source = "'" + shared("data/deeppcb/val/images") + "'";
-  if (run_script(dir, "cv2, yaml", "tiles.py cut " + source + " tiles.json --size 320 --overlap 0").empty())
-    return;
-  const Dataset tiles = load_splits({dir / "tiles.json"}).train,
-                data = load_splits({shared("data/deeppcb")}).val;
-  CHECK(tiles.classes == data.classes);
-  REQUIRE(tiles.records.size() == 5 * data.records.size());  // four quarters and the whole image
-  const auto boxes = [](const Dataset& d, size_t i) { return d.boxes(i).size(); };
-  for (size_t i = 0; i < data.records.size(); ++i) {
-    CHECK(boxes(tiles, 5 * i + 4) == boxes(data, i));
-    for (size_t k = 0; k < 4; ++k) CHECK(tiles.size(5 * i + k) == cv::Size(320, 320));
-  }
-  CHECK(tiles.problems->lines().empty());
-}
-
 SHARED_PROGRAM_TEST("tools: merge_coco.py merges a COCO and a YOLO set, renames and ignores classes") {
   TempDir dir;
   const std::string coco = shared("data/coco128_json/annotations/instances_train2017.json"),

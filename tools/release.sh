@@ -3,7 +3,6 @@
 # Packs the programs and all libraries that they need into yolox-REVISION-ARCH.tar.gz, for machines without compiler,
 # LibTorch and OpenCV. The machine needs glibc as new as this machine's, and for a GPU its driver.
 #   tools/release.sh [BUILD [DEST]]      BUILD: build folder [build]; DEST: folder of the archive [.]
-# Build without videos and windows for a smaller archive: YOLOX_CMAKE_ARGS=-DYOLOX_VIDEO=OFF ./setup.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${1:-build} dest=${2:-.}
@@ -26,7 +25,7 @@ for program in train eval demo export pack; do
 done | sort -u | while read -r library path; do
   [[ $library =~ $theirs ]] || cp -L "$path" "$stage/$name/lib/$library"
 done
-cp LICENSE NOTICE README.md "$stage/$name/"
+cp LICENSE NOTICE README.md CHANGELOG.md "$stage/$name/"
 cp weights/get weights/SHA256SUMS "$stage/$name/weights/"
 tar -C "$stage" -I 'gzip -3' -cf "$dest/$name.tar.gz" "$name"  # the default takes twice as long and saves 6 %
 echo "$dest/$name.tar.gz: $(du -h "$dest/$name.tar.gz" | cut -f1)"

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Text from files of unknown origin, such as class names, made safe to print.
 #pragma once
+#include <rapidjson/encodings.h>
+#include <rapidjson/memorystream.h>
 #include <algorithm>
 #include <cctype>
 #include <cstddef>
@@ -14,17 +16,9 @@ namespace yolox {
 
 // Returns the number of bytes of the UTF-8 character that begins at byte `at`, or 0 if there is none.
 inline size_t utf8_bytes(const std::string& text, size_t at) {
-  const auto byte = [&](size_t k) { return at + k < text.size() ? uint8_t(text[at + k]) : 0u; };
-  const unsigned first = byte(0), second = byte(1);
-  if (first < 0x80) return 1;
-  if (first < 0xC2 || first >= 0xF5) return 0;
-  const size_t bytes = first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
-  for (size_t k = 1; k < bytes; ++k)
-    if ((byte(k) & 0xC0) != 0x80) return 0;
-  // Overlong encodings, UTF-16 surrogates and code points above U+10FFFF.
-  if ((first == 0xE0 && second < 0xA0) || (first == 0xED && second >= 0xA0)) return 0;
-  if ((first == 0xF0 && second < 0x90) || (first == 0xF4 && second >= 0x90)) return 0;
-  return bytes;
+  rapidjson::MemoryStream in(text.data() + at, text.size() - at);
+  unsigned character;
+  return rapidjson::UTF8<>::Decode(in, &character) ? in.Tell() : 0;
 }
 
 // Returns `text` with each control character (below U+0020, and U+007F to U+009F) as \xNN, because terminals
@@ -37,11 +31,10 @@ inline std::string printable(const std::string& text, bool keep_newlines = false
     bytes = utf8_bytes(text, i);
     const auto first = uint8_t(text[i]);
     const bool c1 = first == 0xC2 && bytes == 2 && uint8_t(text[i + 1]) <= 0x9F;  // U+0080 to U+009F
-    if (bytes > 0 && !c1 && ((first >= 0x20 && first != 0x7F) || (first == '\n' && keep_newlines))) {
+    if (bytes > 0 && !c1 && ((first >= 0x20 && first != 0x7F) || (first == '\n' && keep_newlines)))
       out.append(text, i, bytes);
-      continue;
-    }
-    out += formatted("\\x%02x", c1 ? uint8_t(text[i + 1]) : first);
+    else
+      out += formatted("\\x%02x", c1 ? uint8_t(text[i + 1]) : first);
   }
   return out;
 }

@@ -6,11 +6,31 @@
 #include <string>
 #include <vector>
 
+#include "base/flags.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "images/image.hpp"
 #include "models.hpp"
 
 namespace yolox {
+
+// Flags of the programs that use a trained model.
+struct ModelFlags : Flags {
+  std::string weights =
+      flag(weights, "Model", "weights", "", "FILE",
+           "checkpoint (ours or official), or name of a model that weights/get has downloaded");
+  std::string model = flag(model, "Model", "model", "", "NAME", model_names() + " [from the checkpoint]");
+  std::string size =
+      flag(size, "Model", "size", "", "N|HxW", "input size in pixels [from the checkpoint or the model]");
+  std::string preproc = flag(preproc, "Model", "preproc", "auto", "auto|bgr|imagenet|legacy",
+                             "pixel format: bgr = BGR 0..255; imagenet, legacy = RGB, mean/std of ImageNet, "
+                             "as in YOLOX 0.1.0; auto = from the checkpoint");
+
+  // As Flags::check_values(), also of --size.
+  void check_values() const {
+    Flags::check_values();
+    if (!size.empty() || was_given("size")) parse_size(size);
+  }
+};
 
 // Reads a .pth checkpoint. given: a path; the folder of a run, for its best.pth, or last.pth if there is no
 // best.pth; or the name of a model such as yolox-s or s, for the file that weights/get has downloaded. Throws

@@ -24,6 +24,21 @@ struct StridedStem : FocusImpl {
   Tensor forward(Tensor x) override { return conv(x); }
 };
 
+// Replaces the Focus of a CSPDarknet by one 6x6 convolution.
+void merge_focus(YOLOX& model) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& module : model->modules()) {
+    auto* backbone = module->as<CSPDarknetImpl>();
+    if (!backbone || std::dynamic_pointer_cast<StridedStem>(backbone->stem)) continue;
+    // [out, column in the patch, row in the patch, colour, row, column] of 3x3 cells
+    nn::Conv2d& conv = backbone->stem->conv->conv;
+    const Tensor cells = conv->weight.reshape({-1, 2, 2, 3, 3, 3});
+    conv->weight.set_data(cells.permute({0, 3, 4, 2, 5, 1}).reshape({-1, 3, 6, 6}));
+    conv->options.stride(2).padding(2);
+    backbone->stem = std::make_shared<StridedStem>(*backbone->stem);
+  }
+}
+
 namespace jit = torch::jit;
 
 using Ints = std::vector<int64_t>;
@@ -423,20 +438,6 @@ void declare(onnx::ValueInfo& value, const std::string& name, const Dims& dims) 
 }
 
 }  // namespace
-
-void merge_focus(YOLOX& model) {
-  const torch::NoGradGuard no_grad;
-  for (const auto& module : model->modules()) {
-    auto* backbone = module->as<CSPDarknetImpl>();
-    if (!backbone || std::dynamic_pointer_cast<StridedStem>(backbone->stem)) continue;
-    // [out, column in the patch, row in the patch, colour, row, column] of 3x3 cells
-    nn::Conv2d& conv = backbone->stem->conv->conv;
-    const Tensor cells = conv->weight.reshape({-1, 2, 2, 3, 3, 3});
-    conv->weight.set_data(cells.permute({0, 3, 4, 2, 5, 1}).reshape({-1, 3, 6, 6}));
-    conv->options.stride(2).padding(2);
-    backbone->stem = std::make_shared<StridedStem>(*backbone->stem);
-  }
-}
 
 std::string to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata& metadata) {
   check(settings.decode || !settings.nms, "NMS needs decoded boxes");

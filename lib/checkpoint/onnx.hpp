@@ -28,15 +28,12 @@ struct ExportSettings {
 // Metadata of the exported file (metadata_props): keys and texts.
 using Metadata = std::vector<std::pair<std::string, std::string>>;
 
-// Replaces the Focus of a CSPDarknet by one 6x6 convolution of stride 2 that computes the same, because ncnn
-// has no slices with a step. The model can be evaluated and exported afterwards, not trained or saved.
-void merge_focus(YOLOX& model);
-
 // Returns the bytes of an ONNX file. The input is "images". The output is "output" [B, A, 5 + C]: box,
 // objectness and class scores. A box is cx, cy, w, h in pixels, or Predictions::reg of yolox.hpp without
 // settings.decode. With NMS, the output is "detections" [D, 7]: index of the image in the batch, x1, y1, x2,
-// y2 in pixels, score, class. Changes `model`: calls merge_focus(), sets it to evaluation mode, and its
-// parameters no longer require gradients. Throws if settings.nms is set without settings.decode, if the model
+// y2 in pixels, score, class. Changes `model`: the Focus becomes one 6x6 convolution of stride 2 that
+// computes the same, because ncnn has no slices with a step. It can be evaluated and exported afterwards, not
+// trained or saved. Throws if settings.nms is set without settings.decode, if the model
 // uses an operator that the export does not know, or if the file would exceed 2 GB, the limit of protobuf.
 std::string to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata& metadata);
 

@@ -124,20 +124,13 @@ class ZipReader {
   std::unique_ptr<zip_t, void (*)(zip_t*)> archive_{nullptr, zip_discard};
 };
 
-// Python class names of storages and their element types.
-const std::vector<std::pair<std::string, at::ScalarType>> kStorageTypes = {
-    {"torch.FloatStorage", at::kFloat},
-    {"torch.DoubleStorage", at::kDouble},
-    {"torch.HalfStorage", at::kHalf},
-    {"torch.BFloat16Storage", at::kBFloat16},
-    {"torch.LongStorage", at::kLong},
-    {"torch.IntStorage", at::kInt},
-    {"torch.ShortStorage", at::kShort},
-    {"torch.CharStorage", at::kChar},
-    {"torch.ByteStorage", at::kByte},
-    {"torch.BoolStorage", at::kBool},
-    {"torch.ComplexFloatStorage", at::kComplexFloat},
-    {"torch.ComplexDoubleStorage", at::kComplexDouble}};
+// The element types of storages.
+constexpr at::ScalarType kStored[] = {at::kFloat, at::kDouble, at::kHalf,         at::kBFloat16,
+                                      at::kLong,  at::kInt,    at::kShort,        at::kChar,
+                                      at::kByte,  at::kBool,   at::kComplexFloat, at::kComplexDouble};
+
+// Returns the Python class of a storage: "FloatStorage", without the module name "torch.".
+std::string storage_class(at::ScalarType type) { return concat(c10::toString(type), "Storage"); }
 
 c10::IValue opaque(std::string name) {
   return c10::IValue::make_capsule(c10::make_intrusive<Opaque>(std::move(name)));
@@ -311,15 +304,15 @@ class Unpickler {
   c10::IValue load_storage(const c10::IValue& tuple) {
     const Values about = items(tuple);
     const std::string type_name = class_name(about.at(1)), name = "data/" + about.at(2).toStringRef();
-    const auto type =
-        std::ranges::find(kStorageTypes, type_name, [](const auto& known) { return known.first; });
-    if (type == kStorageTypes.end()) return opaque(type_name);
+    const auto type = std::ranges::find(kStored, type_name,
+                                        [](at::ScalarType known) { return "torch." + storage_class(known); });
+    if (type == std::end(kStored)) return opaque(type_name);
     auto& storage = storages_[name];
     if (!storage.defined()) storage = zip_.read(name);
     const int64_t count = about.at(4).toInt();
-    TORCH_CHECK(count >= 0 && count <= storage.numel() / int64_t(c10::elementSize(type->second)), "record ",
-                name, " is shorter than its storage");
-    return at::empty({0}, type->second).set_(storage.storage(), 0, {count}, {1});
+    TORCH_CHECK(count >= 0 && count <= storage.numel() / int64_t(c10::elementSize(*type)), "record ", name,
+                " is shorter than its storage");
+    return at::empty({0}, *type).set_(storage.storage(), 0, {count}, {1});
   }
 
   // Makes a tensor from (storage, offset, sizes, strides, ...); offset and strides are in elements.
@@ -400,13 +393,11 @@ class Pickler {
   void add_tensor(const at::Tensor& tensor) {
     check(tensor.defined() && tensor.layout() == at::kStrided,
           "cannot store an undefined or sparse tensor in a .pth");
-    const auto type =
-        std::ranges::find(kStorageTypes, tensor.scalar_type(), [](const auto& k) { return k.second; });
-    check(type != kStorageTypes.end(), "cannot store a tensor of ", tensor.scalar_type(),
-          " in a .pth; convert the tensor");
+    check(std::ranges::count(kStored, tensor.scalar_type()), "cannot store a tensor of ",
+          tensor.scalar_type(), " in a .pth; convert the tensor");
     put("ctorch._utils\n_rebuild_tensor_v2\n((");
     add_text("storage");
-    put("ctorch\n" + type->first.substr(6) + "\n");  // without the module name "torch."
+    put("ctorch\n" + storage_class(tensor.scalar_type()) + "\n");
     add_text(std::to_string(tensors.size()));
     add_text("cpu");
     add_int(tensor.numel());

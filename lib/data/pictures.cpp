@@ -51,18 +51,17 @@ static int line_height(int em) { return int(std::lround(1.25 * em)); }
 static double scale_of(int em) { return em / 29.0; }
 static int thickness_of(int em) { return std::max(1, int(std::lround(em / 22.0))); }
 
-// Returns the size in pixels of a line of text. em: font size in pixels. The height depends on em only.
-static cv::Size text_extent(const std::string& text, int em) {
+// Returns the width in pixels of a line of text. em: font size in pixels.
+static int text_width(const std::string& text, int em) {
   int base = 0;
 #ifdef YOLOX_FREETYPE
   if (font().face) {
     const std::lock_guard lock(font().mutex);
-    return {font().face->getTextSize(printable(text), em, -1, &base).width, line_height(em)};
+    return font().face->getTextSize(printable(text), em, -1, &base).width;
   }
 #endif
-  const auto size =
-      cv::getTextSize(printable(text), cv::FONT_HERSHEY_SIMPLEX, scale_of(em), thickness_of(em), &base);
-  return {size.width, line_height(em)};
+  return cv::getTextSize(printable(text), cv::FONT_HERSHEY_SIMPLEX, scale_of(em), thickness_of(em), &base)
+      .width;
 }
 
 void draw_text(cv::Mat& image, const std::string& text, cv::Point place, int em, const cv::Scalar& colour) {
@@ -83,14 +82,9 @@ std::string font_note(const std::vector<std::string>& names) {
     for (const char c : name) highest = std::max(highest, uint8_t(c));
   if (highest < 0x80) return "";
 #ifdef YOLOX_FREETYPE
-  const std::string& path = font().path;
-  if (path.empty())
-    return "note: pictures show '?' for letters beyond ASCII, because this machine has no font for them; "
-           "install fonts-noto-cjk or fonts-dejavu-core";
   const bool east_asian = highest >= 0xE3;  // U+3000 and above
-  if (!east_asian || path.find("DejaVu") == std::string::npos) return "";
-  return concat("note: pictures may lack letters of class names, which are drawn with ", path,
-                "; install fonts-noto-cjk for Chinese, Japanese and Korean");
+  if (font().face && (!east_asian || font().path.find("DejaVu") == std::string::npos)) return "";
+  return "note: pictures may show '?' for letters of class names; install fonts-noto-cjk";
 #else
   return "note: pictures show '?' for letters beyond ASCII, because this program was built without OpenCV's "
          "module freetype; install libopencv-contrib-dev and build again";
@@ -129,7 +123,7 @@ void draw_boxes(cv::Mat& image, const std::vector<LabelledBox>& boxes) {
     const cv::Rect box = pixels_of(b->box, image.size());
     cv::rectangle(image, box.tl(), box.br(), colour, line);
     if (b->text.empty()) continue;
-    const cv::Size label = text_extent(b->text, em) + cv::Size(4, 0);
+    const cv::Size label(text_width(b->text, em) + 4, line_height(em));
     const cv::Point place(std::clamp(box.x, 0, std::max(0, image.cols - label.width)),
                           std::clamp(box.y - label.height, 0, std::max(0, image.rows - label.height)));
     cv::rectangle(image, {place, label}, colour, cv::FILLED);
@@ -137,67 +131,43 @@ void draw_boxes(cv::Mat& image, const std::vector<LabelledBox>& boxes) {
   }
 }
 
-namespace {
-
-struct Tile {
-  cv::Mat image;
-  const std::vector<LabelledBox>* boxes;
-  std::string title;
-};
-
-}  // namespace
-
-// Draws images of equal size in rows. An image smaller than 320 pixels is enlarged by a whole factor, so that
-// its labels are legible. Leaves more space after each `group` columns.
-static Image draw_tiles(const std::vector<Tile>& tiles, int columns, int group) {
-  const cv::Size original = tiles[0].image.size();
-  const int factor = std::max(1, 320 / std::max(original.width, original.height));
-  const cv::Size size = original * factor;
-  const int em = std::max(11, std::max(size.width, size.height) / 36), gap = 4;
-  const bool titled = std::any_of(tiles.begin(), tiles.end(), [](const Tile& t) { return !t.title.empty(); });
-  const int caption = titled ? text_extent("", em).height + 4 : 0;
-  const int n = int(tiles.size()), rows = (n + columns - 1) / columns;
-  const auto left = [&](int column) { return column * (size.width + gap) + column / group * 3 * gap; };
-  Image sheet({left(columns - 1) + size.width, rows * (caption + size.height + gap) - gap}, 40);
-  for (int i = 0; i < n; ++i) {
-    const cv::Point place(left(i % columns), i / columns * (caption + size.height + gap));
-    cv::Mat title = sheet(cv::Rect(place, cv::Size(size.width, caption)));  // cuts a long title
-    if (titled) draw_text(title, tiles[i].title, {4, 2}, em, cv::Scalar::all(235));
-    cv::Mat tile = sheet(cv::Rect(place + cv::Point(0, caption), size));
-    cv::resize(tiles[i].image, tile, size, 0, 0, cv::INTER_NEAREST);
-    std::vector<LabelledBox> boxes = *tiles[i].boxes;
-    for (auto& [box, _] : boxes)
-      box = {box.x1 * factor, box.y1 * factor, box.x2 * factor, box.y2 * factor, box.cls};
-    draw_boxes(tile, boxes);
-  }
-  return sheet;
-}
-
-static cv::Mat image_of(const Tensor& images, int64_t i) {
-  return {int(images.size(1)), int(images.size(2)), CV_8UC3, images[i].data_ptr<uint8_t>()};
-}
-
 Image draw_batch(const Tensor& batch, const std::vector<std::vector<LabelledBox>>& boxes,
                  const std::vector<std::string>& titles) {
-  const int n = int(std::min<int64_t>(16, batch.size(0)));
+  const int n = int(std::min<int64_t>(16, batch.size(0))), columns = std::min(4, n), gap = 4;
   const Tensor images = batch.slice(0, 0, n).cpu().contiguous();
-  std::vector<Tile> tiles;
-  for (int i = 0; i < n; ++i)
-    tiles.push_back({image_of(images, i), &boxes[i], titles.empty() ? "" : titles[i]});
-  return draw_tiles(tiles, std::min(4, n), 4);
+  const cv::Size original(int(images.size(2)), int(images.size(1)));
+  const int factor = std::max(1, 320 / std::max(original.width, original.height));
+  const cv::Size size = original * factor;
+  const int em = std::max(11, std::max(size.width, size.height) / 36);
+  const int caption = titles.empty() ? 0 : line_height(em) + 4, rows = (n + columns - 1) / columns;
+  const cv::Size step(size.width + gap, caption + size.height + gap);
+  Image sheet({columns * step.width - gap, rows * step.height - gap}, 40);
+  for (int i = 0; i < n; ++i) {
+    const cv::Point place(i % columns * step.width, i / columns * step.height);
+    cv::Mat title = sheet(cv::Rect(place, cv::Size(size.width, caption)));  // cuts a long title
+    if (caption) draw_text(title, titles[i], {4, 2}, em, cv::Scalar::all(235));
+    cv::Mat tile = sheet(cv::Rect(place + cv::Point(0, caption), size));
+    const cv::Mat image(original, CV_8UC3, images[i].data_ptr<uint8_t>());
+    cv::resize(image, tile, size, 0, 0, cv::INTER_NEAREST);
+    std::vector<LabelledBox> enlarged = boxes[i];
+    for (auto& [box, _] : enlarged)
+      box = {box.x1 * factor, box.y1 * factor, box.x2 * factor, box.y2 * factor, box.cls};
+    draw_boxes(tile, enlarged);
+  }
+  return sheet;
 }
 
 Image draw_comparison(const Tensor& batch, const std::vector<std::vector<LabelledBox>>& truth,
                       const std::vector<std::vector<LabelledBox>>& found,
                       const std::vector<std::string>& names) {
-  const int n = int(std::min<int64_t>(8, batch.size(0)));
-  const Tensor images = batch.slice(0, 0, n).cpu().contiguous();
-  std::vector<Tile> tiles;
-  for (int i = 0; i < n; ++i) {
-    tiles.push_back({image_of(images, i), &truth[i], "truth: " + names[i]});
-    tiles.push_back({image_of(images, i), &found[i], concat("prediction, score at least ", kPictureScore)});
+  const int64_t n = std::min<int64_t>(8, batch.size(0));
+  std::vector<std::vector<LabelledBox>> boxes;
+  std::vector<std::string> titles;
+  for (int64_t i = 0; i < n; ++i) {
+    boxes.insert(boxes.end(), {truth[i], found[i]});
+    titles.insert(titles.end(), {"truth: " + names[i], concat("prediction, score at least ", kPictureScore)});
   }
-  return draw_tiles(tiles, n > 1 ? 4 : 2, 2);
+  return draw_batch(batch.slice(0, 0, n).repeat_interleave(2, 0), boxes, titles);
 }
 
 std::vector<std::string> short_names(const std::vector<int64_t>& indices, const Dataset& data) {
@@ -272,7 +242,7 @@ Image draw_label_statistics(const Dataset& data) {
   Image sheet({3 * side, side + 2 * edge}, 255);
   // y: of the middle of the line
   const auto text = [&](const std::string& t, int x, int y, int em = 14) {
-    draw_text(sheet, t, {x, y - text_extent(t, em).height / 2}, em, cv::Scalar::all(40));
+    draw_text(sheet, t, {x, y - line_height(em) / 2}, em, cv::Scalar::all(40));
   };
 
   const auto order = classes_by_count(counts);
@@ -285,9 +255,8 @@ Image draw_label_statistics(const Dataset& data) {
     const int length = int(std::lround((side - 190) * counts[c] / highest));
     cv::rectangle(sheet, {130, y, std::max(1, length), thick}, class_colour(c), cv::FILLED);
     const int em = std::max(9, int(std::min(14.0, 0.9 * step)));
-    cv::Mat name =
-        sheet(cv::Rect(5, y, 122, std::max(thick, text_extent("", em).height)));  // cuts a long name
-    draw_text(name, data.classes[c], {0, (thick - text_extent("", em).height) / 2}, em, cv::Scalar::all(40));
+    cv::Mat name = sheet(cv::Rect(5, y, 122, std::max(thick, line_height(em))));  // cuts a long name
+    draw_text(name, data.classes[c], {0, (thick - line_height(em)) / 2}, em, cv::Scalar::all(40));
     text(std::to_string(counts[c]), 135 + length, y + thick / 2, em);
   }
 

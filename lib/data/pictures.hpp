@@ -32,7 +32,7 @@ Image draw_batch(const Tensor& batch, const std::vector<std::vector<LabelledBox>
                  const std::vector<std::string>& titles = {});
 
 // Draws the first 8 images of a batch twice, side by side: with the ground truth, and with the detections.
-// Two of these pairs are in a row. names: of the images.
+// names: of the images.
 Image draw_comparison(const Tensor& batch, const std::vector<std::vector<LabelledBox>>& truth,
                       const std::vector<std::vector<LabelledBox>>& found,
                       const std::vector<std::string>& names);

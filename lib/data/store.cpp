@@ -5,7 +5,6 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -197,10 +196,9 @@ std::string ImageCache::open_on_disk(const std::string& folder, const Dataset& d
   remedy = "; free some space, set YOLOX_CACHE_DIR, or leave --cache out";
   // Two processes may write the same file at the same time, because both write the same bytes.
   fd = open(part.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  struct statvfs disk {};
-  const bool opened = fd >= 0 && fstat(fd, &s) == 0 && fstatvfs(fd, &disk) == 0;
+  const bool opened = fd >= 0 && fstat(fd, &s) == 0;
   check(opened, "cannot write ", part, ": ", std::strerror(errno), remedy);
-  const double free = double(disk.f_bavail) * double(disk.f_frsize) + 512.0 * double(s.st_blocks);
+  const double free = double(fs::space(folder).available) + 512.0 * double(s.st_blocks);
   try {
     check(bytes() <= free, "no room for the cache in ", folder, ": it needs ", short_bytes(bytes()),
           ", free ", short_bytes(free), remedy);

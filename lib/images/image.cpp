@@ -21,15 +21,22 @@ const cv::Mat& Image::checked(const cv::Mat& mat) {
 }
 
 static bool is_png(std::string_view bytes) { return bytes.substr(0, 8) == "\x89PNG\r\n\x1A\n"; }
+static bool is_jpeg(std::string_view bytes) { return bytes.substr(0, 3) == "\xFF\xD8\xFF"; }
+
+// Returns true if a size from a file header is plausible: at most 2^30 pixels, the limit of OpenCV. A larger
+// size means a damaged or malicious file.
+static bool is_size(int64_t width, int64_t height) {
+  return width > 0 && height > 0 && width * height <= 1 << 30;
+}
 
 // Orientations 5..8 transpose the image before the flips.
 static bool transposed(int orientation) { return orientation >= 5; }
 static bool flipped_x(int o) { return o == 2 || o == 3 || o == 6 || o == 7; }
 static bool flipped_y(int o) { return o == 3 || o == 4 || o == 7 || o == 8; }
 
-namespace image_detail {
-
-int exif_orientation(std::string_view app1) {
+// Returns the EXIF orientation (1..8) in the payload of an APP1 marker, or 1 if the payload has none. EXIF
+// 2.3, section 4.6.
+static int exif_orientation(std::string_view app1) {
   if (app1.size() < 14 || app1.substr(0, 6) != std::string_view("Exif\0\0", 6)) return 1;
   const std::string_view tiff = app1.substr(6);
   const bool little = tiff.substr(0, 2) == "II";
@@ -49,7 +56,8 @@ int exif_orientation(std::string_view app1) {
   return 1;
 }
 
-int webp_orientation(std::string_view bytes) {
+// Returns the EXIF orientation (1..8) of a WebP file, or 1 if it has none.
+static int webp_orientation(std::string_view bytes) {
   for (size_t at = 12; at + 8 <= bytes.size();) {  // chunks: name, length, payload of an even length
     const size_t length = read_number<uint32_t>(bytes, at + 4);
     if (bytes.substr(at, 4) == "EXIF") {
@@ -62,13 +70,11 @@ int webp_orientation(std::string_view bytes) {
   return 1;
 }
 
-void apply_orientation(cv::Mat& image, int orientation) {
+static void apply_orientation(cv::Mat& image, int orientation) {
   if (transposed(orientation)) cv::transpose(image, image);
   if (flipped_x(orientation)) cv::flip(image, image, 1);
   if (flipped_y(orientation)) cv::flip(image, image, 0);
 }
-
-}  // namespace image_detail
 
 namespace {
 
@@ -134,12 +140,11 @@ static std::string read_jpeg(std::string_view bytes, Jpeg& jpeg) {
   jpeg_save_markers(&info, JPEG_APP0 + 1, 0xFFFF);
   jpeg_read_header(&info, TRUE);
   for (auto m = info.marker_list; m && jpeg.orientation == 1; m = m->next)
-    jpeg.orientation =
-        image_detail::exif_orientation({reinterpret_cast<const char*>(m->data), size_t(m->data_length)});
+    jpeg.orientation = exif_orientation({reinterpret_cast<const char*>(m->data), size_t(m->data_length)});
   jpeg.width = int(info.image_width);
   jpeg.height = int(info.image_height);
   jpeg.four_channels = info.num_components == 4;
-  if (!image_detail::is_size(jpeg.width, jpeg.height))
+  if (!is_size(jpeg.width, jpeg.height))
     return concat("the header says ", jpeg.width, "x", jpeg.height, ", more than 2^30 pixels");
   if (!jpeg.part.empty() && !jpeg.four_channels) {
     info.out_color_space = JCS_EXT_BGR;
@@ -171,8 +176,7 @@ static std::string read_jpeg(std::string_view bytes, Jpeg& jpeg) {
 static bool has_end_marker(std::string_view bytes) {
   const size_t end = bytes.rfind("IEND");
   if (is_png(bytes)) return end != std::string_view::npos && end + 8 <= bytes.size();
-  return !image_detail::is_jpeg(bytes) ||
-         bytes.find("\xFF\xD9", bytes.rfind("\xFF\xDA")) != std::string_view::npos;
+  return !is_jpeg(bytes) || bytes.find("\xFF\xD9", bytes.rfind("\xFF\xDA")) != std::string_view::npos;
 }
 
 // Decodes any format that OpenCV supports. Throws ImageError.
@@ -189,7 +193,7 @@ static Image decode_with_opencv(std::string_view bytes, const std::string& path)
     throw ImageError(concat(path, " cannot be decoded: ", e.err));
   }
   check_image(!image.empty(), path, " cannot be read as an image");
-  if (webp) image_detail::apply_orientation(image, image_detail::webp_orientation(bytes));
+  if (webp) apply_orientation(image, webp_orientation(bytes));
   return image;
 }
 
@@ -222,7 +226,7 @@ static ImageRegion decode_part(std::string_view bytes, const std::string& path, 
     return cut;
   };
   ImageRegion piece;
-  if (image_detail::is_jpeg(bytes)) {
+  if (is_jpeg(bytes)) {
     Jpeg jpeg;
     std::string error = read_jpeg(bytes, jpeg);  // the header
     check_image(error.empty(), path, " cannot be decoded: ", error);
@@ -245,7 +249,7 @@ static ImageRegion decode_part(std::string_view bytes, const std::string& path, 
       check_image(error.empty(), path, " cannot be decoded: ", error);
       // In upright pixels; may exceed the image.
       const cv::Rect got = flip(transpose({jpeg.decoded.tl() * r, jpeg.decoded.size() * r}));
-      image_detail::apply_orientation(jpeg.pixels, o);
+      apply_orientation(jpeg.pixels, o);
       piece = {jpeg.pixels, {1.0 / r, 1.0 / r}, got.tl()};
       reduction /= r;
     }
@@ -317,7 +321,7 @@ cv::Size image_size(const std::string& path, DeepRange* deep) {
   };
   for (const size_t limit : {size_t(1) << 12, size_t(1) << 17}) {  // EXIF with a thumbnail needs up to 64 KB
     const std::string head = read_bytes(path, limit);
-    if (!image_detail::is_jpeg(head) || !ends()) break;
+    if (!is_jpeg(head) || !ends()) break;
     Jpeg jpeg;
     if (read_jpeg(head, jpeg).empty() && jpeg.width > 0) return jpeg.upright();
   }
@@ -330,7 +334,7 @@ cv::Size image_size(const std::string& path, DeepRange* deep) {
       return int64_t(__builtin_bswap32(read_number<uint32_t>(bytes, at)));
     };
     const int64_t width = number(16), height = number(20);
-    if (image_detail::is_size(width, height)) return {int(width), int(height)};
+    if (is_size(width, height)) return {int(width), int(height)};
   }
   return decode_image(bytes, path).size();
 }

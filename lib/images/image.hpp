@@ -59,27 +59,6 @@ void check_image(bool ok, const Parts&... parts) {
   if (!ok) throw ImageError(concat(parts...));
 }
 
-namespace image_detail {
-
-// Returns true if a size from a file header is plausible: at most 2^30 pixels, the limit of OpenCV. A larger
-// size means a damaged or malicious file.
-inline bool is_size(int64_t width, int64_t height) {
-  return width > 0 && height > 0 && width * height <= 1 << 30;
-}
-
-inline bool is_jpeg(std::string_view bytes) { return bytes.substr(0, 3) == "\xFF\xD8\xFF"; }
-
-// Returns the EXIF orientation (1..8) in the payload of an APP1 marker, or 1 if the payload has none. EXIF
-// 2.3, section 4.6.
-int exif_orientation(std::string_view app1);
-
-// Returns the EXIF orientation (1..8) of a WebP file, or 1 if it has none.
-int webp_orientation(std::string_view bytes);
-
-void apply_orientation(cv::Mat& image, int orientation);
-
-}  // namespace image_detail
-
 // Returns the first `limit` bytes of a file. Throws ImageError if the file is missing, empty or unreadable.
 std::string read_bytes(const std::string& path, size_t limit = std::string::npos);
 
