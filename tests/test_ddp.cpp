@@ -485,7 +485,7 @@ PROGRAM_TEST("train: bad batch sizes, missing GPUs and wrong rank settings are r
   refused("", "--bs 16 --gpus 99", "--gpus 99: there are");  // although 16 is not divisible by 99
   refused("", "--bs auto --accum 0", "--accum must be at least 1, got 0");
   refused("", "--bs 2 --accum 3", "--accum must be at most the batch size (--bs 2), got 3");
-  refused("", "--bs 16 --procs 2 --nodes 2", "there is no flag --nodes; --help lists");
+  refused("", "--bs 16 --procs 2 --nodes 2", "--nodes is gone: torchrun and srun start ranks on several");
   refused("", "--procs 1000000", "--procs must be in 0..1024, got 1000000");
   refused("export WORLD_SIZE=2 LOCAL_RANK=0 RANK=x; ", "--bs 2", "RANK=x is not a number");
   refused("export WORLD_SIZE=2 LOCAL_RANK=0 RANK=2; ", "--bs 2", "rank 2 of 2");

@@ -88,6 +88,7 @@ TEST_CASE("flags: what is no flag or no value is refused by name, with the flag 
         {{"--batch_size=4"}, "there is no flag --batch_size; use --bs"},
         {{"-b", "4"}, "there is no flag -b; use --bs"},
         {{"-hx"}, "there is no flag -x" + help},
+        {{"--keep-going"}, "--keep-going is gone: --resume RUN"},
         {{"--bs"}, "is missing an argument" + help},
         {{"--bs=0x10"}, "--bs must be an integer, got '0x10'"},
         {{"--bs=99999999999"}, "'99999999999'"},

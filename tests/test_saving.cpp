@@ -258,6 +258,7 @@ TEST_CASE("resuming: flags on the command line replace those of the run; what au
   CHECK_HAS(error_of([&] { resumed("--optimizer sgd", true); }),
             "--optimizer sgd differs from the run's 'adamw'");
 }
+
 TEST_CASE("resuming: a run keeps its settings, also those that auto and the recipe have chosen") {
   TempDir dir;
   Config begun, resumed;
@@ -273,6 +274,14 @@ TEST_CASE("resuming: a run keeps its settings, also those that auto and the reci
   fill_in(resumed, /*resumed=*/true);
   CHECK(resumed.values() == begun.values());
   CHECK(resumed.settings() == begun.settings());
+  RunSettings older = begun.settings();
+  older.flags.insert(older.flags.end(), {{"keep", "1"}, {"repeat-rare", "0.5"}});
+  write_pth(dir / "last.pth", file_of_step(3, older));
+  Config now;
+  CHECK(resume_settings(now, dir.path.string()).notes ==
+        std::vector<std::string>{
+            "warning: the run has 0.5 for it, but --repeat-rare is gone: --class-weights X weights rare "
+            "classes in the loss"});
 }
 
 TEST_CASE("saving: a failed save is reported and the run continues; a failed last save is an error") {

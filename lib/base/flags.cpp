@@ -91,6 +91,54 @@ static const Alias aliases[] = {
     {"close-mosaic", "no-aug-epochs", ""},
 };
 
+// Flags of older versions, each with the value that had no effect, and what to do now.
+struct Gone {
+  const char *flags, *remedy;
+};
+static const Gone gone_flags[] = {
+    {"classes=", "filter the boxes of --json FILE"},
+    {"crop=false", "cut the boxes of --json FILE out of the images"},
+    {"draw=true no-draw=false", "images are always drawn, into --save DIR"},
+    {"recursive=false", "run ./demo once for each folder"},
+    {"bn-momentum=0.03",
+     "it follows from the recipe and the length of the run; edit norm_momentum_of_run() in optim.hpp, or "
+     "Plan::norm_momentum in config.hpp"},
+    {"fast=off",
+     "the fused norm is on wherever it computes what torch computes; --graph replays steps as CUDA graphs"},
+    {"hsv-h=5 hsv-s=30 hsv-v=30 mixup-scale-hi=1.5 mixup-scale-lo=0.5 shear=2 translate=0.1",
+     "edit AugmentConfig in augment.hpp"},
+    {"mosaic-scale-hi=2 mosaic-scale-lo=0.1", "edit the recipes in models.hpp"},
+    {"compress=off", "gradients are all-reduced in float32"},
+    {"dtr-slowdown=1.3", "with --dtr, --bs auto accepts 1.3 times the computation"},
+    {"keep=1", "last.pth and last.bak.pth, the one before it, are kept"},
+    {"keep-going=false", "--resume RUN --lr X continues after a non-finite loss"},
+    {"min-lr-ratio=0.05", "edit Schedule::min_ratio in optim.hpp"},
+    {"overlap=0.2", "tools/tiles.py --overlap"},
+    {"repeat-rare=0", "--class-weights X weights rare classes in the loss"},
+    {"restarts=0", "until ./train --resume auto --out RUN ...; do sleep 1; done"},
+    {"report=", "tools/report.py writes the page, see docs/report.md"},
+    {"voc=false", "COCO AP50 is near VOC AP; the VOC development kit computes the latter"},
+    {"hard-negatives=", "tools/report.py --hard-negatives FILE.json"},
+    {"tile=0", "tools/tiles.py cuts images into tiles, and merges the detections"},
+    {"tiles=0", "tools/tiles.py cuts images and labels into tiles"},
+    {"master= node=0 nodes=1",
+     "torchrun and srun start ranks on several machines: torchrun --no-python --nnodes 2 --nproc-per-node 4 "
+     "--rdzv-backend c10d --rdzv-endpoint HOST0:29500 ./train ..."},
+    {"patience-on=ap", "--patience waits for a better score"},
+    {"format=", "the extension of --out selects the format: .onnx, or .ts for TorchScript"},
+    {"fp16=false", "trtexec --fp16, or onnxconverter-common"},
+    {"class-map=", "tools/merge_coco.py --rename OLD=NEW"},
+    {"ignore-class=", "tools/merge_coco.py --ignore NAME"},
+};
+
+std::string gone_flag(const std::string& name, const std::string& value) {
+  for (const auto& row : gone_flags)
+    for (const std::string& flag : split_list(row.flags, ' '))
+      if (flag.starts_with(name + "=") && flag != name + "=" + value)
+        return concat("--", name, " is gone: ", row.remedy);
+  return "";
+}
+
 std::string Flags::unknown_flag(const std::string& word) const {
   const std::string written = word.substr(0, word.find('='));
   std::string name = written.substr(std::min(written.find_first_not_of('-'), written.size()));
@@ -98,7 +146,8 @@ std::string Flags::unknown_flag(const std::string& word) const {
   for (const auto& [others, here, note] : aliases)
     if (std::ranges::count(split_list(others, ' '), name) && find(here))
       return concat("there is no flag ", written, "; use --", here, note);
-  return concat("there is no flag ", written, "; --help lists the flags, CHANGELOG.md those that are gone");
+  const std::string gone = gone_flag(name, "?");
+  return gone.empty() ? concat("there is no flag ", written, "; --help lists the flags") : gone;
 }
 
 void Flags::parse(int argc, char** argv, const std::string& about, const std::string& example_flags) {

@@ -124,6 +124,10 @@ void combination_check(bool condition, const Parts&... parts) {
               Flags::example.empty() ? "" : "\nusage: " + Flags::example + "    (--help lists the flags)");
 }
 
+// Returns what to do instead of a flag of an older version of this program. Empty if there was no such flag,
+// or if the value had no effect.
+std::string gone_flag(const std::string& name, const std::string& value);
+
 // Splits "a,b" into {"a", "b"}. Empty parts are left out.
 std::vector<std::string> split_list(const std::string& text, char separator = ',');
 

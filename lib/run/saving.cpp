@@ -283,10 +283,11 @@ SavedRun resume_settings(Config& config, const std::string& run, bool same_comma
   const RunSettings before = saved_settings(saved.file, saved.path);
   std::map<std::string, std::string> of_run(before.chosen.begin(), before.chosen.end());
   of_run.insert(before.flags.begin(), before.flags.end());  // does not replace what was chosen
-  std::vector<std::string> gone;
   for (const auto& [name, value] : before.flags) {
+    if (const std::string gone = gone_flag(name, value); !gone.empty())
+      saved.notes.push_back(concat("warning: the run has ", value, " for it, but ", gone));
     if (!config.was_given(name)) {
-      if (!config.set(name, value)) gone.push_back(concat("--", name, " ", value));
+      config.set(name, value);
       continue;
     }
     const std::string& now = command.at(name);
@@ -300,9 +301,6 @@ SavedRun resume_settings(Config& config, const std::string& run, bool same_comma
     saved.notes.push_back(concat("--", name, " ", now, " instead of the run's ", current));
     current = now;
   }
-  if (!gone.empty())
-    saved.notes.push_back(
-        concat("warning: flags of the run that are gone, see CHANGELOG.md: ", listed(gone, gone.size())));
   if (config.was_given("gpus") != config.was_given("procs")) {  // the given flag replaces the other one
     const char* other = config.was_given("gpus") ? "procs" : "gpus";
     config.set(other, of_run[other] = "0");
