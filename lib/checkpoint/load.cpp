@@ -89,6 +89,8 @@ LoadedModel load_model(const std::string& given, const std::string& model, const
                        torch::Device device, bool ema) {
   combination_check(!given.empty(), "--weights FILE is needed");
   const std::string path = find_weights_file(given);
+  usage_check(preproc == "auto" || preproc == "bgr" || preproc == "imagenet" || preproc == "legacy",
+              "--preproc must be auto, bgr, imagenet or legacy, got '", preproc, "'");
   const auto file = read_pth(path);
   const auto weights = ema ? find_weights(file, path) : weights_without_ema(file, path);
   LoadedModel loaded;
