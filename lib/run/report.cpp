@@ -18,16 +18,35 @@
 
 namespace yolox {
 
-// Returns the ids of the images whose numbers of objects and of detections differ most. The script sorts them
-// by their errors.
+// Returns the ids of the images with the most missed objects and false detections, worst first. An object has
+// at most one detection. The script sorts them again, at the score with the best F1.
 static std::vector<int64_t> worst_images(const Evaluation& e, size_t most) {
-  std::map<int64_t, int64_t> excess;  // of detections, by image
-  for (const Detection& d : e.detections) excess[d.image_id] += d.score >= kPictureScore;
-  for (const CocoAnnotation& a : e.truth.annotations) excess[a.image_id] -= !a.crowd;
+  constexpr double kScore = 0.3, kIou = 0.5;
+  std::map<int64_t, std::vector<const CocoAnnotation*>> objects;
+  std::map<int64_t, std::vector<const Detection*>> found;
+  for (const CocoAnnotation& a : e.truth.annotations) objects[a.image_id].push_back(&a);
+  for (const Detection& d : e.detections)
+    if (d.score >= kScore) found[d.image_id].push_back(&d);
+  std::vector<std::pair<int64_t, int64_t>> errors;  // -count, id
+  for (const CocoImage& image : e.truth.images) {
+    auto& missed = objects[image.id];
+    int64_t count = 0;
+    std::ranges::stable_sort(found[image.id], std::ranges::greater(), &Detection::score);
+    for (const Detection* d : found[image.id]) {
+      const auto match = std::ranges::find_if(missed, [&](const CocoAnnotation* a) {
+        return a->category_id == d->category_id && coco_iou(*d, *a) >= kIou;
+      });
+      if (match == missed.end())
+        ++count;
+      else if (!(*match)->crowd)
+        missed.erase(match);
+    }
+    count += std::ranges::count(missed, false, &CocoAnnotation::crowd);
+    if (count > 0) errors.emplace_back(-count, image.id);
+  }
+  std::ranges::sort(errors);
   std::vector<int64_t> ids;
-  for (const CocoImage& image : e.truth.images) ids.push_back(image.id);
-  std::ranges::stable_sort(ids, std::ranges::greater(), [&](int64_t id) { return std::abs(excess[id]); });
-  ids.resize(std::min(most, ids.size()));
+  for (size_t i = 0; i < std::min(most, errors.size()); ++i) ids.push_back(errors[i].second);
   return ids;
 }
 
