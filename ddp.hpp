@@ -38,6 +38,7 @@
 #include <vector>
 
 #include "base/device.hpp"
+#include "base/program.hpp"
 #include "base/text.hpp"
 #include "base/timeout.hpp"
 #include "base/torch_versions.hpp"

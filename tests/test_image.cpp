@@ -503,3 +503,18 @@ TEST_CASE("image: a damaged file gives an image or an ImageError, nothing else")
   CHECK(pictures > 400);
   CHECK(errors > 200);
 }
+
+TEST_CASE("image: a header with a huge size is an error") {
+  const Quiet quiet;
+  const ImageFile file("large");
+  Dice dice(13);
+  const Image image = painted(dice, {64, 48});
+  std::string png = encoded(".png", image), photo = jpeg(image), four = jpeg(image, cmyk);
+  png.replace(16, 8, number(65535, 4, false) + number(65535, 4, false));
+  for (std::string* bytes : {&photo, &four})
+    bytes->replace(bytes->find("\xFF\xC0") + 5, 4, number(65500, 2, false) + number(65500, 2, false));
+  for (const std::string& bytes : {photo, four, png}) {
+    CHECK(has(image_error([&] { image_size(file(bytes)); }), file.path));
+    CHECK(has(image_error([&] { decode_image(bytes, "large"); }), "large"));
+  }
+}

@@ -39,11 +39,15 @@ static void merge_repeated_images(Source& source) {
   source.notes.push_back(concat("note: ", source.name, ": ", merged.size(),
                                 " images repeat the file_name of another one, such as image ",
                                 merged.begin()->first, "; their annotations are put together"));
+  std::set<int64_t> joined;
+  for (const auto& [_, first] : merged) joined.insert(first);
   for (CocoAnnotation& a : coco.annotations)
     if (const auto id = merged.find(a.image_id); id != merged.end()) a.image_id = id->second;
   // A list that was appended to itself has each annotation twice.
   std::set<decltype(identity(CocoAnnotation()))> known;
-  std::erase_if(coco.annotations, [&](const auto& a) { return !known.insert(identity(a)).second; });
+  std::erase_if(coco.annotations, [&](const auto& a) {
+    return joined.count(a.image_id) > 0 && !known.insert(identity(a)).second;
+  });
 }
 
 Source read_coco_source(const std::string& json, const std::string& images) {

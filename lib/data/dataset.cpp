@@ -155,21 +155,28 @@ Dataset shapes_dataset(uint64_t seed, int split, int64_t count) {
   return data;
 }
 
-// Returns true if the values of two boxes differ by at most a hundredth of the longer side, such as the last
-// digit.
-static bool repeats(const CocoAnnotation& a, const CocoAnnotation& b) {
-  return std::max({std::abs(a.x - b.x), std::abs(a.y - b.y), std::abs(a.w - b.w), std::abs(a.h - b.h)}) <=
-         std::max(b.w, b.h) / 100;
+// Boxes of a class in an image, by x.
+using AddedBoxes = std::multimap<double, const CocoAnnotation*>;
+
+// Returns true if the values of a box differ from those of an earlier one by at most a hundredth of its
+// longer side, such as the last digit.
+static bool repeats(const CocoAnnotation& a, const AddedBoxes& earlier) {
+  const double most = std::max(a.w, a.h) / 100;
+  for (auto b = earlier.lower_bound(a.x - most); b != earlier.end() && b->first <= a.x + most; ++b) {
+    const CocoAnnotation& other = *b->second;
+    if (std::max({std::abs(a.y - other.y), std::abs(a.w - other.w), std::abs(a.h - other.h)}) <= most)
+      return true;
+  }
+  return false;
 }
 
 // Adds the usable boxes of source.coco to their records, and the others to the problems. Makes pixels of
-// fractions. Throws if the boxes
-// are in another unit, see check_units(). record_of: index of the record by image id. class_of: class by
-// category id.
+// fractions. Throws if the boxes are in another unit, see check_units(). record_of: index of the record by
+// image id. class_of: class by category id.
 static void add_boxes(Dataset& data, Source& source, const std::unordered_map<int64_t, size_t>& record_of,
                       const std::unordered_map<int64_t, size_t>& class_of) {
   CocoDataset& truth = source.coco;
-  std::map<std::pair<Record*, size_t>, std::vector<const CocoAnnotation*>> added;  // by image and class
+  std::map<std::pair<Record*, size_t>, AddedBoxes> added;  // by image and class
   std::vector<PlacedBox> placed;
   std::vector<size_t> annotations;  // of `placed`
   for (size_t i = 0; i < truth.annotations.size(); ++i) {
@@ -199,11 +206,10 @@ static void add_boxes(Dataset& data, Source& source, const std::unordered_map<in
         record->ignored.push_back(*b);
     } else if (!(a.w > 0 && a.h > 0)) {
       data.problems->add("box without area", where());
-    } else if (auto& others = added[{record, cls->second}];
-               std::ranges::any_of(others, [&](const auto* other) { return repeats(a, *other); })) {
+    } else if (auto& others = added[{record, cls->second}]; repeats(a, others)) {
       data.problems->add("duplicate box", where());
     } else {
-      others.push_back(&a);
+      others.emplace(a.x, &a);
       if (a.x < -1 || a.y < -1 || a.x + a.w > record->width + 1 || a.y + a.h > record->height + 1)
         data.problems->add("box exceeds the image (clipped)",
                            concat(where(), " in ", record->width, "x", record->height));
@@ -305,14 +311,28 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
   return data;
 }
 
-// Returns true if two names differ only in case, blanks, - and _.
-static bool look_alike(const std::string& a, const std::string& b) {
+// Returns what differs between two names that look alike: in case, blanks, - and _, or in one character. ""
+// if they do not look alike.
+static std::string difference_of(const std::string& a, const std::string& b) {
   const auto letters = [](const std::string& name) {
     std::string kept = lower(name);
     std::erase_if(kept, [](char c) { return c == ' ' || c == '_' || c == '-'; });
     return kept;
   };
-  return letters(a) == letters(b);
+  if (letters(a) == letters(b)) return concat(quote(a), " and ", quote(b), " differ in case, blanks, - or _");
+  std::vector<std::string> differ;  // the characters that are not the same
+  size_t i = 0, k = 0;
+  for (size_t in_a, in_b; i < a.size() && k < b.size(); i += in_a, k += in_b) {
+    in_a = std::max<size_t>(1, utf8_bytes(a, i));
+    in_b = std::max<size_t>(1, utf8_bytes(b, k));
+    const std::string of_a = a.substr(i, in_a), of_b = b.substr(k, in_b);
+    if (of_a != of_b && std::max(in_a, in_b) > 1)
+      differ.push_back(concat("\"", of_a, "\" (", in_a, " bytes) and \"", of_b, "\" (", in_b, " bytes)"));
+    else if (of_a != of_b)
+      return "";
+  }
+  const bool alike = differ.size() == 1 && i == a.size() && k == b.size();
+  return alike ? concat(quote(a), " and ", quote(b), " differ in a character: ", differ[0]) : "";
 }
 
 void use_classes(Dataset& data, const std::vector<std::string>& classes) {
@@ -331,9 +351,7 @@ void use_classes(Dataset& data, const std::vector<std::string>& classes) {
     if (found == class_of.end()) {
       unknown.push_back(data.classes[c]);
       for (const std::string& name : classes)
-        if (look_alike(data.classes[c], name))
-          alike.push_back(
-              concat(quote(data.classes[c]), " and ", quote(name), " differ in case, blanks, - or _"));
+        if (const std::string why = difference_of(data.classes[c], name); !why.empty()) alike.push_back(why);
       continue;
     }
     class_of_id[data.truth.categories[c].id] = found->second;

@@ -472,6 +472,7 @@ std::string other_format(const fs::path& file) {
   static constexpr const char* kConvert = "convert it to COCO, for example with fiftyone";
   static const Format kFormats[] = {
       {"an archive", ".zip .tar .gz .tgz .bz2 .xz .7z .rar", {}, "unpack it, and give the folder"},
+      {"an archive", "", {"PK\x03\x04"}, "unpack it, and give the folder"},
       {"a file of labelme", "", {"\"shapes\"", "\"imagePath\""}, "convert it, for example with labelme2coco"},
       {"a file of VIA", "", {"\"regions\"", "\"shape_attributes\""}, "export COCO in VIA"},
       {"a file of Supervisely", "", {"\"classTitle\"", "\"points\""}, kExport},
@@ -481,6 +482,7 @@ std::string other_format(const fs::path& file) {
       {"a CSV table", ".csv .tsv", {}, "convert it to COCO; docs/data.md says how to add a format"},
       {"a TFRecord or Parquet file", ".tfrecord .record .parquet", {}, kExport}};
   const std::string text = read_head(file, 1 << 20);
+  if (text.empty()) return "";
   for (const Format& format : kFormats) {
     const auto extensions = split_list(format.extensions, ' ');
     if ((extensions.empty() || has_extension(file, {extensions.begin(), extensions.end()})) &&

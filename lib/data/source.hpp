@@ -258,7 +258,7 @@ std::string yolo_label_file(const std::string& image);
 
 // Reads a label file. A line is "class cx cy w h", or "class x1 y1 x2 y2 x3 y3 ...": a polygon, of which the
 // bounding box is read. Coordinates are fractions of the image size. What follows a box is ignored if
-// `keypoints` is set, and if it looks like keypoints with a visibility. A missing file means an image without
+// `keypoints` is set. A missing file means an image without
 // objects. Errors are in Labels::problems.
 Labels read_yolo_txt(const std::string& path, bool keypoints);
 

@@ -217,11 +217,12 @@ Labels read_yolo_txt(const std::string& path, bool keypoints) {
       numbers = numbers && value && std::abs(*value) < 1e6;  // a class id or a fraction of the image size
       v.push_back(value.value_or(0));
     }
-    const bool pose = numbers && has_keypoints(v, 3);
     labels.long_lines += numbers && v.size() > 5;
-    labels.with_keypoints[3] += pose;
-    labels.with_keypoints[2] += numbers && !pose && has_keypoints(v, 2);
-    if ((keypoints || pose) && v.size() > 5) v.resize(5);
+    if (numbers && has_keypoints(v, 3))
+      ++labels.with_keypoints[3];
+    else
+      labels.with_keypoints[2] += numbers && has_keypoints(v, 2);
+    if (keypoints && v.size() > 5) v.resize(5);
     const bool box = v.size() == 5, outline = v.size() >= 7 && v.size() % 2 == 1;
     const bool whole = v[0] == std::floor(v[0]) && std::abs(v[0]) < 1e15;
     if (!numbers || !whole || !(box || outline)) {
@@ -286,10 +287,13 @@ static Source read_yolo_split(const YoloYaml& data, const std::string& split) {
   const std::vector<std::string> images = yolo_images(data, split, source);
   std::vector<Labels> labels(images.size());
   std::vector<std::string> label_files(images.size());
-  parallel_for(int64_t(images.size()), [&](int64_t i) {
-    label_files[i] = label_file_of(images[i], data.beside);
-    labels[i] = read_yolo_txt(label_files[i], data.keypoints);
-  });
+  const auto read_labels = [&](bool keypoints) {
+    parallel_for(int64_t(images.size()), [&](int64_t i) {
+      label_files[i] = label_file_of(images[i], data.beside);
+      labels[i] = read_yolo_txt(label_files[i], keypoints);
+    });
+  };
+  read_labels(data.keypoints);
   int64_t long_lines = 0, with_visibility = 0, without = 0;
   for (const Labels& l : labels) {
     long_lines += l.long_lines;
@@ -299,8 +303,11 @@ static Source read_yolo_split(const YoloYaml& data, const std::string& split) {
   const auto note = [&](const auto&... text) {
     source.notes.push_back(concat("note: ", source.name, ": ", text...));
   };
-  if (!data.keypoints && with_visibility > 0)
-    note(with_visibility, " labels are read as class, box and keypoints, and only the boxes are used");
+  // Keypoints may be outside of the box of an object, and a small polygon may look like keypoints.
+  if (!data.keypoints && 2 * with_visibility > long_lines) {
+    read_labels(/*keypoints=*/true);
+    note(long_lines, " labels are read as class, box and keypoints, and only the boxes are used");
+  }
   if (!data.keypoints && without > 0 && without == long_lines)
     note("the labels with more than 5 columns are read as polygons; if they are boxes with keypoints, add ",
          "kpt_shape: [NUMBER OF KEYPOINTS, 2] to data.yaml");

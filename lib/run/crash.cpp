@@ -6,14 +6,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
-#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <iterator>
 #include <stdexcept>
+#include <string_view>
 #include <system_error>
 
 #include "base/program.hpp"
@@ -24,27 +26,34 @@ namespace yolox {
 
 namespace {
 
-// Complete texts, because a signal handler should not allocate. Never destroyed, because exit() can crash.
+// Complete texts, because a signal handler must not allocate. Never destroyed, because exit() can crash.
 struct Context {
-  std::string path, settings;                    // path: of crash.txt; empty before crash_context()
-  char step[1 << 14] = "before the first step";  // its last byte stays 0, while another thread writes
+  std::string path, settings;  // path: of crash.txt; empty before crash_context()
+  // Two texts in turn, because the handler may read one in another thread.
+  std::string steps[2] = {"before the first step", ""};
+  std::atomic<int> step{0};
 };
 Context& context = *new Context;
 
-// Writes a report to crash.txt, or to stderr if that is impossible. prefix: before the cause, "SIG" of a
-// signal.
+// Unlike dprintf(), allocates no memory: the interrupted thread may hold the lock of malloc().
+void put(int fd, std::initializer_list<std::string_view> texts) {
+  for (const std::string_view text : texts)
+    if (write(fd, text.data(), text.size()) < 0) return;
+}
+
+// prefix: before the cause, "SIG" of a signal.
 void report(const char* prefix, const char* cause, const char* more, bool with_stack) {
   const int file = open(context.path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   const int fd = file < 0 ? 2 : file;
-  dprintf(2, "\n%s %s\n", file < 0 ? "cannot write" : "crash report:", context.path.c_str());
-  dprintf(fd, "==== ended by %s%s\n%s\n\n%s\n\n%s", prefix, cause, context.step, more,
-          context.settings.c_str());
+  put(2, {"\n", file < 0 ? "cannot write" : "crash report:", " ", context.path, "\n"});
+  put(fd, {"==== ended by ", prefix, cause, "\n", context.steps[context.step], "\n\n", more, "\n\n",
+           context.settings});
   if (with_stack) {
-    dprintf(fd, "\nstack: file(function+offset); addr2line -Cfie FILE OFFSET prints the source line\n");
+    put(fd, {"\nstack: file(function+offset); addr2line -Cfie FILE OFFSET prints the source line\n"});
     void* frames[64];
     backtrace_symbols_fd(frames, backtrace(frames, 64), fd);
   }
-  dprintf(fd, "\n");
+  put(fd, {"\n"});
   if (file >= 0) close(file);
 }
 
@@ -86,7 +95,9 @@ void write_crash(const std::string& more) {
 }
 
 void crash_step(const std::string& text) {
-  context.step[text.copy(context.step, sizeof context.step - 1)] = 0;
+  const int next = 1 - context.step;
+  context.steps[next] = text;
+  context.step = next;
 }
 
 void crash_context(const std::string& folder, const std::string& text, const std::string& name) {

@@ -70,6 +70,7 @@ std::string Metrics::csv(size_t number) const {
 Metrics::Metrics(const std::string& folder, int64_t first, bool evaluates)
     : folder(folder), events(event_file(folder)) {
   for (;; ++number) {
+    columns.clear();
     std::ifstream old(csv(number));
     std::string text, line;
     while (std::getline(old, line) && !old.eof()) {  // leaves out a torn line

@@ -162,20 +162,28 @@ void choose_batch(Config& config, const TrialStep& trial, int64_t images, const 
 }
 
 std::string set_threads(Config& config, const TrialStep& trial, int64_t share, Ranks& ranks) {
-  if (trial.t.device().is_cuda()) return "";
+  const Training& t = trial.t;
+  if (t.device().is_cuda()) return "";
+  std::string how;
   // With --deterministic, two equal commands have equal results, which depend on the number.
-  const bool tries = config.threads == 0 && !config.deterministic;
-  TrialStep of_base = trial;
-  of_base.largest = trial.base;
-  if (tries)
+  if (config.threads == 0 && !config.deterministic) {
+    SavedStatistics statistics(*t.model);
+    const auto images =
+        torch::full({std::min<int64_t>(share, 4), 3, trial.base.height, trial.base.width}, 114, t.type)
+            .contiguous(torch::MemoryFormat::ChannelsLast);
     config.threads = fastest_threads([&] {
       const double start = now();
-      of_base(std::min<int64_t>(share, 4), 1);
+      const AutocastGuard autocast(torch::kCPU, t.amp);
+      const Predictions p = YOLOX(t.model)(images);
+      (p.reg.sum() + p.obj.sum() + p.cls.sum()).backward();
       return ranks.max(now() - start);
     });
+    trial.t.optimizer.zero_grad();
+    statistics.restore();
+    how = "; --threads N fixes it";
+  }
   if (config.threads > 0) torch::set_num_threads(config.threads);
-  return concat("threads ", torch::get_num_threads(), " of ", usable_cores(), " cores",
-                tries ? "; --threads N fixes it" : "");
+  return concat("threads ", torch::get_num_threads(), " of ", usable_cores(), " cores", how);
 }
 
 std::string try_dtr_step(const Config& config, const TrialStep& trial, int64_t share, Ranks& ranks) {

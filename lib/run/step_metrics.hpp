@@ -44,7 +44,11 @@ struct StepMetrics {
     return v->value;
   }
   bool finite() const { return std::isfinite(total) && std::isfinite((*this)["grad_norm"]); }
-  double per_object() const { return (*this)["positives"] / std::max((*this)["objects"], 1e-9); }
+  // Returns the positives per object. A loss of another kind may have no such counts.
+  double per_object() const {
+    if (!std::ranges::count(values, "objects", &Value::name)) return 0;
+    return (*this)["positives"] / std::max((*this)["objects"], 1e-9);
+  }
 };
 
 // Returns text such as "iou 2.1, obj 1.3, cls 0.9, l1 0, positives 31, objects 9, grad_norm 12".
