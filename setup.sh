@@ -172,7 +172,7 @@ alone
 generator=()
 if [ ! -e "$build/CMakeCache.txt" ] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
 cmake -S . -B "$build" ${search[@]+"${search[@]}"} "${generator[@]}" -DYOLOX_CUDA=$cuda ${YOLOX_CMAKE_ARGS:-} >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
-say "$machine; $(grep -o 'LibTorch [0-9].*' "$build.log" || true)"
+say "$machine; $(grep -oE 'LibTorch [0-9].*|demo is not built.*' "$build.log" || true)"
 jobs=$(nproc) room=$(awk '/MemAvailable/ {print int($2 / 2300000)}' /proc/meminfo)  # a compiler process needs up to 2.3 GB
 [ "$room" -ge "$jobs" ] || jobs=$((room > 0 ? room : 1))
 [ $# -gt 0 ] || set -- train eval demo export pack

@@ -25,7 +25,7 @@ for program in train eval demo export pack; do
 done | sort -u | while read -r library path; do
   [[ $library =~ $theirs ]] || cp -L "$path" "$stage/$name/lib/$library"
 done
-cp LICENSE NOTICE README.md CHANGELOG.md "$stage/$name/"
+cp LICENSE NOTICE README.md "$stage/$name/"
 cp weights/get weights/SHA256SUMS "$stage/$name/weights/"
 tar -C "$stage" -I 'gzip -3' -cf "$dest/$name.tar.gz" "$name"  # the default takes twice as long and saves 6 %
 echo "$dest/$name.tar.gz: $(du -h "$dest/$name.tar.gz" | cut -f1)"

@@ -33,8 +33,8 @@ using Metadata = std::vector<std::pair<std::string, std::string>>;
 // settings.decode. With NMS, the output is "detections" [D, 7]: index of the image in the batch, x1, y1, x2,
 // y2 in pixels, score, class. Changes `model`: the Focus becomes one 6x6 convolution of stride 2 that
 // computes the same, because ncnn has no slices with a step. It can be evaluated and exported afterwards, not
-// trained or saved. Throws if settings.nms is set without settings.decode, if the model
-// uses an operator that the export does not know, or if the file would exceed 2 GB, the limit of protobuf.
+// trained or saved. Throws if settings.nms is set without settings.decode, if the model uses an operator that
+// the export does not know, or if the file would exceed 2 GB, the limit of protobuf.
 std::string to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata& metadata);
 
 // Returns the model as a TorchScript module, which torch.jit.load in Python and torch::jit::load in C++ load

@@ -180,8 +180,10 @@ std::string normal_name(const std::string& name) {
       text.replace(at, from.size(), to);
   };
   for (const char* blank : {"\u00a0", "\u3000", "\t"}) replace_all(blank, " ");
+  // Most names are ASCII, and a VOC file has one for each object.
+  const bool has_accents = std::ranges::any_of(text, [](char c) { return uint8_t(c) >= 0x80; });
   for (const auto& [accent, letters] : kAccents)
-    for (const char* pair = letters; *pair; pair += 3)  // one byte and two
+    for (const char* pair = letters; has_accents && *pair; pair += 3)  // one byte and two
       replace_all(pair[0] + std::string(accent), {pair + 1, 2});
   for (const std::string& word : split_list(text, ' ')) out += (out.empty() ? "" : " ") + word;
   return out;
@@ -472,7 +474,6 @@ std::string other_format(const fs::path& file) {
   static constexpr const char* kConvert = "convert it to COCO, for example with fiftyone";
   static const Format kFormats[] = {
       {"an archive", ".zip .tar .gz .tgz .bz2 .xz .7z .rar", {}, "unpack it, and give the folder"},
-      {"an archive", "", {"PK\x03\x04"}, "unpack it, and give the folder"},
       {"a file of labelme", "", {"\"shapes\"", "\"imagePath\""}, "convert it, for example with labelme2coco"},
       {"a file of VIA", "", {"\"regions\"", "\"shape_attributes\""}, "export COCO in VIA"},
       {"a file of Supervisely", "", {"\"classTitle\"", "\"points\""}, kExport},
@@ -483,6 +484,7 @@ std::string other_format(const fs::path& file) {
       {"a TFRecord or Parquet file", ".tfrecord .record .parquet", {}, kExport}};
   const std::string text = read_head(file, 1 << 20);
   if (text.empty()) return "";
+  if (text.starts_with("PK\3\4")) return concat(kFormats[0].name, "; ", kFormats[0].way_out);
   for (const Format& format : kFormats) {
     const auto extensions = split_list(format.extensions, ' ');
     if ((extensions.empty() || has_extension(file, {extensions.begin(), extensions.end()})) &&

@@ -190,8 +190,8 @@ struct Labels {
   std::vector<CocoAnnotation> boxes;  // VOC: category_id is not set yet, see `names`
   std::vector<std::string> names;     // VOC: class name of each box
   // YOLO: the number of lines with more columns than a box has, and of those that look like a box with
-  // keypoints of 2 or 3 values.
-  int64_t long_lines = 0, with_keypoints[4] = {};
+  // keypoints, with and without a visibility.
+  int64_t long_lines = 0, with_visibility = 0, without_visibility = 0;
   ProblemList problems;
 };
 
@@ -258,8 +258,7 @@ std::string yolo_label_file(const std::string& image);
 
 // Reads a label file. A line is "class cx cy w h", or "class x1 y1 x2 y2 x3 y3 ...": a polygon, of which the
 // bounding box is read. Coordinates are fractions of the image size. What follows a box is ignored if
-// `keypoints` is set. A missing file means an image without
-// objects. Errors are in Labels::problems.
+// `keypoints` is set. A missing file means an image without objects. Errors are in Labels::problems.
 Labels read_yolo_txt(const std::string& path, bool keypoints);
 
 }  // namespace yolox

@@ -218,10 +218,9 @@ Labels read_yolo_txt(const std::string& path, bool keypoints) {
       v.push_back(value.value_or(0));
     }
     labels.long_lines += numbers && v.size() > 5;
-    if (numbers && has_keypoints(v, 3))
-      ++labels.with_keypoints[3];
-    else
-      labels.with_keypoints[2] += numbers && has_keypoints(v, 2);
+    const bool pose = numbers && has_keypoints(v, 3);
+    labels.with_visibility += pose;
+    labels.without_visibility += numbers && !pose && has_keypoints(v, 2);
     if (keypoints && v.size() > 5) v.resize(5);
     const bool box = v.size() == 5, outline = v.size() >= 7 && v.size() % 2 == 1;
     const bool whole = v[0] == std::floor(v[0]) && std::abs(v[0]) < 1e15;
@@ -294,11 +293,11 @@ static Source read_yolo_split(const YoloYaml& data, const std::string& split) {
     });
   };
   read_labels(data.keypoints);
-  int64_t long_lines = 0, with_visibility = 0, without = 0;
+  int64_t long_lines = 0, with_visibility = 0, without_visibility = 0;
   for (const Labels& l : labels) {
     long_lines += l.long_lines;
-    with_visibility += l.with_keypoints[3];
-    without += l.with_keypoints[2];
+    with_visibility += l.with_visibility;
+    without_visibility += l.without_visibility;
   }
   const auto note = [&](const auto&... text) {
     source.notes.push_back(concat("note: ", source.name, ": ", text...));
@@ -307,10 +306,10 @@ static Source read_yolo_split(const YoloYaml& data, const std::string& split) {
   if (!data.keypoints && 2 * with_visibility > long_lines) {
     read_labels(/*keypoints=*/true);
     note(long_lines, " labels are read as class, box and keypoints, and only the boxes are used");
-  }
-  if (!data.keypoints && without > 0 && without == long_lines)
+  } else if (!data.keypoints && without_visibility > 0 && without_visibility == long_lines) {
     note("the labels with more than 5 columns are read as polygons; if they are boxes with keypoints, add ",
          "kpt_shape: [NUMBER OF KEYPOINTS, 2] to data.yaml");
+  }
   std::map<std::string, std::vector<std::string>> images_of;  // by label file
   std::vector<std::string> unlabelled;
   for (size_t i = 0; i < images.size(); ++i)
