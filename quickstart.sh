@@ -19,9 +19,9 @@ others=$!
 
 part training
 rm -rf "$run"
-echo "== training yolox-nano on the built-in shapes (about 4 minutes on 2 cores)"
-./train --data shapes --model yolox-nano --size 160 --bs 8 --epochs 8 --recipe finetune --mosaic-prob 0 \
-  --eval-interval 4 --out "$run"
+echo "== training yolox-nano on the built-in shapes (about 2 minutes on 2 cores)"
+./train --data shapes --model yolox-nano --size 128 --bs 8 --epochs 4 --lr 0.004 --recipe finetune --mosaic-prob 0 \
+  --eval-interval 2 --out "$run"
 weights=$run/best.pth
 [ -e "$weights" ] || weights=$run/last.pth
 

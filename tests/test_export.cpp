@@ -79,7 +79,7 @@ PROGRAM_TEST("export: the metadata of a file describes the model and its input; 
   CHECK(extra["channel_order"] == "BGR");
   const std::string printed = succeed(dir, "export", "--weights a/last.pth --out model.onnx");
   CHECK(has(printed,
-            "model.onnx: yolox-nano, 7 classes, input [1, 3, 64, 64] BGR 0..255, output [B, A, 12] (cx"));
+            "model.onnx: yolox-nano, 4 classes, input [1, 3, 64, 64] BGR 0..255, output [B, A, 9] (cx"));
   onnx::Model file;
   REQUIRE(file.ParseFromString(contents(dir / "model.onnx")));
   std::map<std::string, std::string> about;

@@ -245,7 +245,7 @@ PROGRAM_TEST(
               "--json e.json --save-dt dt.json");
   CHECK_FALSE(has(printed, "\r"));
   for (const char* part :
-       {"yolox-nano, 7 classes, 8 images", "\n  preprocess ", "\n  forward ", "\n  decode ", "\n  NMS "})
+       {"yolox-nano, 4 classes, 8 images", "\n  preprocess ", "\n  forward ", "\n  decode ", "\n  NMS "})
     CHECK_HAS(printed, part);
   for (const char* key : {"AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl"})
     json_number(dir / "e.json", key);

@@ -25,7 +25,7 @@ struct ShapeClass {
 };
 // The classes of the data set. A new line adds a class.
 constexpr ShapeClass kClasses[] = {
-    {"circle", 64, 1}, {"triangle", 3, 1}, {"square", 4, 1}, {"star", 10, 0.4}, {"cross", 8, 0.3}};
+    {"circle", 64, 1}, {"triangle", 3, 1}, {"square", 4, 1}, {"star", 10, 0.4}};
 
 // Returns the colour with up to `delta` more or less of blue, green and red each.
 cv::Vec3b near(Rng& rng, const cv::Vec3b& color, int delta) {
@@ -75,7 +75,7 @@ ShapesScene draw_shapes(uint64_t seed, int split, int64_t index) {
   const double side = std::min(size.width, size.height), kind = rng.uniform(0, 1);
   const bool empty = kind<0.04, crowd = kind> 0.92;
   std::vector<double> radii(size_t(empty ? 0 : crowd ? rng.randint(12, 24) : rng.randint(1, 6)));
-  for (double& radius : radii) radius = side * (crowd ? rng.uniform(0.03, 0.1) : rng.uniform(0.04, 0.3));
+  for (double& radius : radii) radius = side * (crowd ? rng.uniform(0.05, 0.12) : rng.uniform(0.06, 0.3));
   std::ranges::sort(radii, std::greater());
   std::vector<Box> objects;
   std::vector<double> areas;  // in pixels
