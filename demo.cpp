@@ -79,6 +79,12 @@ static std::string download(const std::string& url) {
 static Frame read_frame(const std::string& file, int64_t number, bool drawn) {
   Frame frame{file, fs::path(without_query(file)).filename().string(), number};
   try {
+    DeepRange deep;
+    if (is_file(file)) image_size(file, &deep);
+    if (deep.low < deep.high && deep.high - deep.low < 1 << 14)
+      throw ImageError(concat(file, " has only the values ", deep.low, " to ", deep.high,
+                              " of 65535, and would be nearly black or grey; convert it to 8 bits as the "
+                              "training images were"));
     frame.image = drawn ? draw_shapes(0, 1, number).image
                         : decode_image(is_url(file) ? download(file) : read_bytes(file), file);
   } catch (const ImageError& e) {

@@ -88,6 +88,9 @@ inline Sources read_sources(const DataOptions& o, bool with_train = true) {
   check(val.empty() || splits.count(val), "--data ", o.data, ": no split \"", val, "\"; it has ", names);
   // trainval contains val, so that the held-out split is test.
   if (val.empty()) val = train == "trainval" ? first("test", "val") : first("val", "test");
+  for (const auto& entry : splits)
+    check(train.empty() || !val.empty() || entry.first.starts_with("train"), "--data ", o.data,
+          " has the splits ", names, ", and none of them is called val or test; give --split NAME");
   if (train.empty() && val.empty() && splits.size() == 1) train = splits.begin()->first;
   if (train.empty()) train = val;
   if (val.empty()) val = train;
@@ -97,6 +100,9 @@ inline Sources read_sources(const DataOptions& o, bool with_train = true) {
   Sources sources;
   sources.same = train == val;
   sources.val = splits.at(val)();
+  if (with_train && sources.same && std::ranges::count(kSplits, val) && !val.starts_with("train"))
+    sources.val.notes.push_back(
+        concat("warning: ", o.data, " has the split ", val, " only: training uses it"));
   if (with_train || sources.same || o.val_fraction > 0)
     sources.train = sources.same ? sources.val : splits.at(train)();
   if (!sources.same && !sources.train.files.empty()) compare_splits(sources);
@@ -140,6 +146,7 @@ inline Splits load_splits(const DataOptions& o, bool with_train = true, size_t m
       drop_parent_category({&sources.val});
     if (with_train && !splits.same) train = load_dataset(std::move(sources.train), o.keep);
     val = load_dataset(std::move(sources.val), o.keep);
+    check_deep_range({&val, &train});
   }
   if (!with_train) {
     if (splits.same)

@@ -86,6 +86,7 @@ static void pack(int argc, char** argv) {
   std::cout << ", " << short_bytes(double(fs::file_size(config.out))) << "\n";
   for (const auto& [name, data] : parts) {
     const std::string list = concat(config.out, ".", name, ".problems.txt");
+    for (const std::string& note : data->notes) std::cout << printable(note) << "\n";
     for (const auto& [kind, count] : data->problems->summary())
       std::cout << printable(concat("note: ", data->name, ": ", kind, ": ", count, " (listed in ", list, ")"))
                 << "\n";

@@ -177,7 +177,8 @@ static StepInput step_input(const Plan& plan, int64_t step, int64_t ema_updates,
   saved.notes.push_back(set_threads(config, trial, plan.batch_per_rank(), ranks));
   if (dtr.on()) saved.notes.push_back(try_dtr_step(config, trial, plan.batch_per_rank(), ranks));
   const bool writes = ranks.first() && !config.profile;
-  Saver saver{run, info, config.settings(), plan.per_epoch, images, writes, config.save_minutes};
+  Saver saver{
+      run, info, config.settings(), plan.per_epoch, fingerprint(data.train), writes, config.save_minutes};
   if (saved && !resume_run(saved, t, plan, config.resume, saver, log)) {  // the run is complete
     ranks.shutdown();
     return 0;

@@ -8,10 +8,11 @@ def image_folder(path, name):
     """Returns the folder of the images of a COCO JSON file, of which one has this name."""
     root = path.parent.parent if path.parent.name == "annotations" else path.parent
     folders = sorted((p for p in root.rglob("*") if p.is_dir()), key=lambda p: (p.name not in path.stem, p))
-    for folder in [root, *folders]:
-        if (folder / name).is_file():
-            return folder
-    raise SystemExit(f"error: {path}: the image {name} is not below {root}; give its folder (--help)")
+    found = [folder for folder in [root, *folders] if (folder / name).is_file()]
+    if found and (len(found) == 1 or found[0].name in path.stem):
+        return found[0]
+    raise SystemExit(f"error: {path}: {found[0]} and {found[1]} both have {name}; give the folder (--help)" if found else
+                     f"error: {path}: the image {name} is not below {root}; give its folder (--help)")
 
 
 def label_file(image):

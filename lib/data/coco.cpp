@@ -89,29 +89,38 @@ static bool is_coco_file(const fs::path& path) {
 }
 
 SplitReaders coco_splits(const fs::path& root) {
-  std::vector<fs::path> files, boxes;
+  std::vector<fs::path> files, others, boxes;  // others: that are no COCO files
   const auto add = [&](const fs::path& folder, bool all = false) {
-    for (const auto& path : listing(folder))
-      if (has_extension(path, {".json"}) && is_file(path) &&
-          (is_coco_file(path) || (all && other_format(path).empty())))
-        files.push_back(path);
+    for (const auto& path : listing(folder)) {
+      if (lower(path.filename().string()).find(".json") == std::string::npos || is_folder(path)) continue;
+      const bool usable = has_extension(path, {".json"}) && is_file(path) &&
+                          (is_coco_file(path) || (all && other_format(path).empty()));
+      (usable ? files : others).push_back(path);
+    }
   };
   add(root / "annotations");
   if (files.empty()) add(root / "annotations", /*all=*/true);  // whose error says what is missing
   if (files.empty()) add(root);
   if (files.empty())
     for (const auto& folder : listing(root, /*folders_only=*/true)) add(folder);
-  for (const auto& file : files) {  // prefer files with boxes to files of other COCO tasks
-    bool other = false;
+  const auto is_other_task = [](const fs::path& file) {
     for (const char* task : {"caption", "keypoint", "panoptic", "stuff", "image_info"})
-      other = other || file.stem().string().find(task) != std::string::npos;
-    if (!other) boxes.push_back(file);
-  }
+      if (file.stem().string().find(task) != std::string::npos) return true;
+    return false;
+  };
+  std::ranges::copy_if(files, std::back_inserter(boxes),
+                       [&](const auto& file) { return !is_other_task(file); });
   // The name of the split is in the file name or in the folder name (train/_annotations.coco.json).
+  const auto split_in = [&](const fs::path& file) {
+    return split_name(fs::path(file).replace_extension().lexically_relative(root).string());
+  };
   std::map<std::string, std::vector<std::string>> named;
-  for (const auto& file : boxes.empty() ? files : boxes)
-    named[split_name(fs::path(file).replace_extension().lexically_relative(root).string())].push_back(
-        file.string());
+  for (const auto& file : boxes.empty() ? files : boxes) named[split_in(file)].push_back(file.string());
+  // A file with the name of another split, such as an empty one, or val.json.gz: reading it says why it
+  // cannot be used.
+  for (const auto& file : named.empty() ? std::vector<fs::path>() : others)
+    if (const std::string split = split_in(file); std::ranges::count(kSplits, split) && !is_other_task(file))
+      named.insert({split, {file.string()}});
   SplitReaders splits;
   for (const auto& [split, found] : named)
     splits[split] = [root, split = split, found = found] {

@@ -307,7 +307,7 @@ CocoDataset parse_coco(std::string text, const std::string& path) {
   };
   const auto annotation = [&data](const JsonRecord& r) {
     if (!r.find("bbox")) {
-      ++data.without_box;
+      data.problems.push_back({"annotation without bbox", r.where()});
       return;
     }
     const std::vector<double>& box = r.box("bbox");

@@ -54,7 +54,6 @@ struct CocoDataset {
   std::vector<CocoAnnotation> annotations;  // in file order, including those of unknown images or categories
   std::string description = {};             // of the info; written, not read
   int max_detections = 100;                 // for AP, see coco_eval.hpp; written with the description
-  int64_t without_box = 0;                  // number of annotations skipped because they have no bbox
   int64_t repeated_ids = 0;                 // number of annotations whose id an earlier one has
   int64_t zero_ids = 0;                     // number of annotations with id 0
   ProblemList problems;                     // entries that are skipped

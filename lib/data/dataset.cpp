@@ -206,6 +206,8 @@ static void add_boxes(Dataset& data, Source& source, const std::unordered_map<in
         record->ignored.push_back(*b);
     } else if (!(a.w > 0 && a.h > 0)) {
       data.problems->add("box without area", where());
+    } else if (a.w < 1 && a.h < 1 && std::max(record->width, record->height) > 8) {
+      data.problems->add("box below one pixel", where());
     } else if (auto& others = added[{record, cls->second}]; repeats(a, others)) {
       data.problems->add("duplicate box", where());
     } else {
@@ -223,92 +225,49 @@ static void add_boxes(Dataset& data, Source& source, const std::unordered_map<in
   check_units(data.name, placed, source.relative, [&](size_t k) { return source.where(annotations[k]); });
 }
 
-// Throws if the images of 16 bits, but for one in twenty, have values of 14 bits or less, so that 8 bits
-// would show at most 64 of 256 levels. file: one of these images.
-static void check_deep_range(const Dataset& data, std::vector<DeepRange> ranges, const std::string& file) {
+void check_deep_range(const std::vector<const Dataset*>& splits) {
+  std::vector<DeepRange> ranges;
+  std::string example;
+  std::set<std::string> files;  // as patterns for the shell
+  for (const Dataset* data : splits)
+    for (const auto& [file, range] : data->deep) {
+      if (range.low >= range.high) continue;  // an empty image
+      const fs::path path = file;
+      ranges.push_back(range);
+      files.insert(shell_word(path.parent_path().string()) + "/*" + path.extension().string());
+      example = file;
+    }
   if (ranges.empty()) return;
   std::ranges::sort(ranges, {}, &DeepRange::low);
   const int low = ranges[ranges.size() / 20].low;
   std::ranges::sort(ranges, std::greater(), &DeepRange::high);
   const int high = ranges[ranges.size() / 20].high, levels = high - low;
   if (levels >= 1 << 14) return;
-  const fs::path path = file;
-  fail(
-      data.name, ": the images of 16 bits have only the values ", low, " to ", high, " of 65535, such as ",
-      file,
-      ", and would be nearly black or grey; convert a copy of all images, also those for ./demo, to 8 bits "
-      "with these numbers: python3 -c \"import cv2, sys; [cv2.imwrite(f, ((cv2.imread(f, -1).astype('f4') - ",
-      low, ") * (255 / ", std::max(1, levels), ")).clip(0, 255).astype('u1')) for f in sys.argv[1:]]\" ",
-      (path.parent_path() / ("*" + path.extension().string())).string());
+  std::string patterns;
+  for (const std::string& pattern : files) patterns += " " + pattern;
+  fail(splits[0]->name, ": the images of 16 bits have only the values ", low, " to ", high,
+       " of 65535, such as ", example,
+       ", and would be nearly black or grey; convert a copy of all images, also those for ./demo, to 8 bits "
+       "with these numbers: python3 -c \"import cv2, sys; [cv2.imwrite(f, ((i.astype('f4') - ",
+       low, ") * (255 / ", std::max(1, levels),
+       ")).clip(0, 255).astype('u1')) for f in sys.argv[1:] for i in "
+       "[cv2.imread(f, -1)] if i.dtype == 'uint16']\"",
+       patterns);
 }
 
-Dataset make_dataset(Source source, const ImageChecks& checks) {
-  Dataset data;
-  data.name = source.name;
-  CocoDataset& truth = source.coco;
-  check(!truth.images.empty(), data.name, " lists no images");
-  check(!truth.categories.empty(), data.name, " lists no categories");
-  for (const auto& [kind, line] : truth.problems) data.problems->add(kind, line);
-  for (const auto& note : source.notes) data.notes.push_back(printable(note));
-  if (!source.skipped.empty())
-    data.notes.push_back(printable(concat("note: ", data.name,
-                                          ": folders of the system, or without permission, are "
-                                          "left out: ",
-                                          listed(source.skipped, 20))));
-  if (truth.repeated_ids > 0)
-    data.problems->add("annotations with the id of another one", concat(data.name, ": ", truth.repeated_ids));
-  if (truth.without_box > 0)
-    data.problems->add("annotations without bbox", concat(data.name, ": ", truth.without_box));
-
-  std::unordered_map<int64_t, size_t> record_of, class_of;
-  std::unordered_map<std::string, int> names;
-  for (auto& c : truth.categories) {
-    c.name = normal_name(printable(c.name));
-    if (++names[c.name] > 1)
-      data.problems->add("classes with equal names", concat(data.name, ": ", c.name, " (id ", c.id, ")"));
-    class_of[c.id] = data.classes.size();
-    data.classes.push_back(c.name);
-    data.category_ids.push_back(c.id);
-  }
-  std::vector<CocoImage> present;
-  std::vector<DeepRange> deep;  // of the images of 16 bits
-  std::string deep_file;
-  for (size_t i = 0; i < truth.images.size(); ++i) {
-    CocoImage image = truth.images[i];
-    const ImageCheck& c = checks.images[i];
-    if (!c.error.empty()) {
-      data.problems->add(is_file(source.files[i]) ? "image cannot be used" : "image missing", c.error);
-      continue;
+std::string fingerprint(const Dataset& data) {
+  std::string bytes = listed(data.classes, data.classes.size());
+  size_t boxes = 0;
+  for (const Record& r : data.records) {
+    append_number(bytes, r.width);
+    append_number(bytes, r.height);
+    for (const Box& b : r.boxes) {
+      for (const double side : {b.x1, b.y1, b.x2, b.y2}) append_number(bytes, side);
+      append_number(bytes, b.cls);
     }
-    if (image.width > 0 && image.height > 0 && (image.width != c.width || image.height != c.height)) {
-      data.problems->add(
-          "image size differs from its annotation",
-          concat(source.files[i], " is ", c.width, "x", c.height, ", annotated as ", image.width, "x",
-                 image.height, image.width == c.height ? " (rotated by its EXIF tag?)" : ""));
-      continue;
-    }
-    image.width = c.width;
-    image.height = c.height;
-    record_of[image.id] = data.records.size();
-    data.records.push_back({source.files[i], image.id, c.width, c.height, {}});
-    present.push_back(image);
-    if (c.deep.high < 0) continue;
-    deep.push_back(c.deep);
-    deep_file = source.files[i];
+    boxes += r.boxes.size();
   }
-  if (present.empty())
-    fail(data.name, ": none of its ", truth.images.size(),
-         " images can be used; the first problem: ", data.problems->lines().front());
-  truth.images = std::move(present);
-  check_deep_range(data, deep, deep_file);
-
-  add_boxes(data, source, record_of, class_of);
-  std::string used = checks.key;
-  for (const Record& r : data.records) used += "\n" + r.file;
-  data.key = content_key(used);
-  truth.problems.clear();
-  data.truth = std::move(truth);
-  return data;
+  return concat(data.records.size(), " images, ", boxes, " boxes (", content_key(bytes), ")");
 }
 
 // Returns what differs between two names that look alike: in case, blanks, - and _, or in one character. ""
@@ -333,6 +292,71 @@ static std::string difference_of(const std::string& a, const std::string& b) {
   }
   const bool alike = differ.size() == 1 && i == a.size() && k == b.size();
   return alike ? concat(quote(a), " and ", quote(b), " differ in a character: ", differ[0]) : "";
+}
+
+Dataset make_dataset(Source source, const ImageChecks& checks) {
+  Dataset data;
+  data.name = source.name;
+  CocoDataset& truth = source.coco;
+  check(!truth.images.empty(), data.name, " lists no images");
+  check(!truth.categories.empty(), data.name, " has no classes",
+        truth.problems.empty() ? "" : "; the first problem: " + truth.problems[0].second);
+  for (const auto& [kind, line] : truth.problems) data.problems->add(kind, line);
+  for (const auto& note : source.notes) data.notes.push_back(printable(note));
+  if (!source.skipped.empty())
+    data.notes.push_back(printable(concat("note: ", data.name,
+                                          ": folders of the system, or without permission, are "
+                                          "left out: ",
+                                          listed(source.skipped, 20))));
+  if (truth.repeated_ids > 0)
+    data.problems->add("annotations with the id of another one", concat(data.name, ": ", truth.repeated_ids));
+
+  std::unordered_map<int64_t, size_t> record_of, class_of;
+  std::unordered_map<std::string, int> names;
+  for (auto& c : truth.categories) {
+    c.name = normal_name(printable(c.name));
+    if (++names[c.name] > 1)
+      data.problems->add("classes with equal names", concat(data.name, ": ", c.name, " (id ", c.id, ")"));
+    for (const std::string& other : data.classes)
+      if (const std::string why = difference_of(c.name, other); !why.empty() && truth.categories.size() < 500)
+        data.notes.push_back(concat("note: ", data.name, ": the classes ", why));
+    class_of[c.id] = data.classes.size();
+    data.classes.push_back(c.name);
+    data.category_ids.push_back(c.id);
+  }
+  std::vector<CocoImage> present;
+  for (size_t i = 0; i < truth.images.size(); ++i) {
+    CocoImage image = truth.images[i];
+    const ImageCheck& c = checks.images[i];
+    if (!c.error.empty()) {
+      data.problems->add(is_file(source.files[i]) ? "image cannot be used" : "image missing", c.error);
+      continue;
+    }
+    if (image.width > 0 && image.height > 0 && (image.width != c.width || image.height != c.height)) {
+      data.problems->add(
+          "image size differs from its annotation",
+          concat(source.files[i], " is ", c.width, "x", c.height, ", annotated as ", image.width, "x",
+                 image.height, image.width == c.height ? " (rotated by its EXIF tag?)" : ""));
+      continue;
+    }
+    image.width = c.width;
+    image.height = c.height;
+    record_of[image.id] = data.records.size();
+    data.records.push_back({source.files[i], image.id, c.width, c.height, {}});
+    present.push_back(image);
+    if (c.deep.high >= 0) data.deep[source.files[i]] = c.deep;
+  }
+  if (present.empty())
+    fail(data.name, ": none of its ", truth.images.size(),
+         " images can be used; the first problem: ", data.problems->lines().front());
+  truth.images = std::move(present);
+  add_boxes(data, source, record_of, class_of);
+  std::string used = checks.key;
+  for (const Record& r : data.records) used += "\n" + r.file;
+  data.key = content_key(used);
+  truth.problems.clear();
+  data.truth = std::move(truth);
+  return data;
 }
 
 void use_classes(Dataset& data, const std::vector<std::string>& classes) {

@@ -100,7 +100,8 @@ struct Dataset {
   // an empty ImageRegion if the image could not be decoded when it was stored. May be empty.
   std::function<ImageRegion(size_t i, double scale)> stored;
   std::shared_ptr<Problems> problems = std::make_shared<Problems>();
-  std::vector<std::string> notes = {};  // lines for the log
+  std::vector<std::string> notes = {};         // lines for the log
+  std::map<std::string, DeepRange> deep = {};  // of the image files of 16 bits, by path
 
   cv::Size size(size_t i) const { return {records[i].width, records[i].height}; }
   const std::vector<Box>& boxes(size_t i) const { return records[i].boxes; }
@@ -137,6 +138,14 @@ Dataset make_dataset(Source source, const ImageChecks& checks);
 // classes are left out (a problem), and classes that the data set does not have get no objects (a note). The
 // category ids of `truth` become class ids. Throws if no name is the same.
 void use_classes(Dataset& data, const std::vector<std::string>& classes);
+
+// Throws if the images of 16 bits of all splits, but for one in twenty, have values of 14 bits or less, so
+// that 8 bits would show at most 64 of 256 levels.
+void check_deep_range(const std::vector<const Dataset*>& splits);
+
+// Returns the numbers of images and boxes, and a hash of classes, sizes and boxes: "205 images, 4888 boxes
+// (0123456789abcdef)". The paths of the files do not count.
+std::string fingerprint(const Dataset& data);
 
 // Returns the number of boxes of each class.
 std::vector<int64_t> class_counts(const Dataset& data);

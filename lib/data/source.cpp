@@ -37,17 +37,69 @@ static std::vector<std::string> identities(const std::vector<std::string>& files
   return ids;
 }
 
+// Returns true if two files have the same content.
+static bool same_content(const std::string& a, const std::string& b) {
+  std::error_code ignored;
+  std::string of_a, of_b;
+  return fs::file_size(a, ignored) == fs::file_size(b, ignored) && read_all(a, of_a).empty() &&
+         read_all(b, of_b).empty() && of_a == of_b;
+}
+
+// Returns the boxes of each image, in the order of the images.
+static std::vector<std::multiset<std::array<double, 4>>> boxes_of_images(const Source& source) {
+  std::vector<std::multiset<std::array<double, 4>>> boxes(source.coco.images.size());
+  std::unordered_map<int64_t, size_t> image_of;
+  for (size_t i = 0; i < boxes.size(); ++i) image_of[source.coco.images[i].id] = i;
+  for (const CocoAnnotation& a : source.coco.annotations)
+    if (const auto image = image_of.find(a.image_id); image != image_of.end())
+      boxes[image->second].insert({a.x, a.y, a.w, a.h});
+  return boxes;
+}
+
+// Returns the number of files of `val` that are copies of files of `train` under the same name. Compares the
+// content of about a hundred.
+static int64_t count_copies(const std::vector<std::string>& train, const std::vector<std::string>& val) {
+  const auto name_and_size = [](const std::string& file) {
+    std::error_code missing;
+    const auto size = fs::file_size(file, missing);
+    return missing ? file : concat(fs::path(file).filename().string(), " ", size);
+  };
+  std::unordered_map<std::string, std::string> trained;
+  for (const std::string& file : train) trained.emplace(name_and_size(file), file);
+  std::vector<std::pair<std::string, std::string>> alike;
+  for (const std::string& file : val)
+    if (const auto found = trained.find(name_and_size(file)); found != trained.end())
+      alike.emplace_back(found->second, file);
+  for (size_t i = 0; i < alike.size(); i += 1 + alike.size() / 100)
+    if (!same_content(alike[i].first, alike[i].second)) return 0;
+  return int64_t(alike.size());
+}
+
 void compare_splits(Sources& sources) {
   const Source &train = sources.train, &val = sources.val;
   const auto in_train = identities(train.files), in_val = identities(val.files);
-  const std::unordered_set<std::string> trained(in_train.begin(), in_train.end());
-  const auto shared =
-      std::ranges::count_if(in_val, [&](const std::string& id) { return trained.count(id) > 0; });
+  std::unordered_map<std::string, size_t> trained;  // index by identity
+  for (size_t i = 0; i < in_train.size(); ++i) trained.emplace(in_train[i], i);
   sources.same = in_train == in_val &&
                  std::ranges::equal(train.coco.categories, val.coco.categories, {}, &CocoCategory::name,
                                     &CocoCategory::name) &&
                  std::ranges::equal(train.coco.annotations, val.coco.annotations, {}, identity, identity);
-  if (shared > 0 && !sources.same)
+  if (sources.same) return;
+  const auto train_boxes = boxes_of_images(train), val_boxes = boxes_of_images(val);
+  std::vector<std::string> others, differ;  // files that are not shared; shared files with other boxes
+  for (size_t i = 0; i < in_val.size(); ++i) {
+    const auto found = trained.find(in_val[i]);
+    if (found == trained.end())
+      others.push_back(val.files[i]);
+    else if (train_boxes[found->second] != val_boxes[i])
+      differ.push_back(val.files[i]);
+  }
+  size_t shared = val.files.size() - others.size();
+  check(2 * differ.size() <= shared || 10 * differ.size() < val.files.size(), val.name, ": ", differ.size(),
+        " of ", val.files.size(), " images are images of ", train.name, " with other boxes, such as ",
+        listed(differ, 1), "; is a folder of images missing, or has it another name?");
+  shared += count_copies(train.files, others);
+  if (shared > 0)
     sources.val.notes.push_back(
         concat("warning: ", val.name, ": ", shared, " of ", val.files.size(),
                " images are training images, too, so that AP is too high for other images"));
@@ -113,7 +165,7 @@ Source hold_out(Source& all, double fraction) {
   Source val = all;
   val.name = concat(all.name, ", ", held.size(), " images held out");
   val.coco.problems.clear();
-  val.coco.repeated_ids = val.coco.without_box = 0;
+  val.coco.repeated_ids = 0;
   val.skipped.clear();
   val.notes.clear();
   std::set<std::string> pictures, series;
@@ -191,11 +243,12 @@ std::string normal_name(const std::string& name) {
 
 void check_units(const std::string& name, const std::vector<PlacedBox>& boxes, bool relative,
                  const std::function<std::string(size_t)>& where) {
-  std::vector<size_t> all, tiny, beyond;
+  std::vector<size_t> all, tiny, beyond, empty;
   size_t sized = 0;
   double right = 0, bottom = 0, odds = 0, centres = 0;
   for (size_t i = 0; i < boxes.size(); ++i) {
     const PlacedBox& b = boxes[i];
+    if (!(b.w > 0 && b.h > 0)) empty.push_back(i);
     if (!(b.w > 0 && b.h > 0)) continue;
     all.push_back(i);
     const double x2 = b.x + b.w, y2 = b.y + b.h, dx = 0.05 * b.width, dy = 0.05 * b.height;
@@ -211,10 +264,14 @@ void check_units(const std::string& name, const std::vector<PlacedBox>& boxes, b
   }
   const auto refuse = [&](const std::vector<size_t>& some, const char* what, const std::string& remedy) {
     const PlacedBox& b = boxes[some[0]];
-    fail(name, ": ", some.size(), " of ", all.size(), " boxes ", what, ", such as ", where(some[0]), " [",
-         b.x, ", ", b.y, ", ", b.w, ", ", b.h, "]", b.width ? concat(" in ", b.width, "x", b.height) : "",
-         "; ", remedy);
+    fail(name, ": ", some.size(), " of ", all.size() + empty.size(), " boxes ", what, ", such as ",
+         where(some[0]), " [", b.x, ", ", b.y, ", ", b.w, ", ", b.h, "]",
+         b.width ? concat(" in ", b.width, "x", b.height) : "", "; ", remedy);
   };
+  const bool negative =
+      std::ranges::any_of(empty, [&](size_t i) { return boxes[i].w < 0 || boxes[i].h < 0; });
+  if (negative && 2 * empty.size() >= all.size())
+    refuse(empty, "end before they begin", "are xmax and ymax width and height?");
   const std::string multiply = "multiply x and width by the width of the image, y and height by its height";
   if (!tiny.empty() && 2 * tiny.size() >= all.size())
     refuse(tiny, "are fractions of the image size instead of pixels",
@@ -263,9 +320,15 @@ std::string read_text(const std::string& path) {
 }
 
 std::vector<fs::path> listing(const fs::path& folder, bool folders_only) {
-  std::error_code ignored;
+  std::error_code error, ignored;
   std::vector<fs::path> entries;
-  for (const auto& entry : fs::directory_iterator(folder, ignored))
+  fs::directory_iterator all(folder, error);
+  const std::string name = lower(folder.filename().string());
+  const bool is_part = split_of(folder.filename()) != "" || name == "annotations" || name == "labels" ||
+                       name == "images" || name == "jpegimages" || name == "main";
+  check(error != std::errc::permission_denied || !is_part, folder.string(), ": cannot be listed (",
+        error.message(), "); check its permissions");
+  for (const auto& entry : all)
     if (entry.path().filename().string()[0] != '.' && (!folders_only || entry.is_directory(ignored)))
       entries.push_back(entry.path());
   std::sort(entries.begin(), entries.end());
@@ -338,18 +401,18 @@ static int rank_of(const fs::path& place, const std::string& split) {
   for (const fs::path& part : place)
     if (part != "images" && part != "." && part != "..") names.push_back(part.string());
   if (names.empty()) return place == "images" ? 2 : 3;
-  if (names.size() > 1) return 4;
-  if (names[0] == split) return 0;
-  const bool part = names[0].size() > 2 && split.find(names[0]) != std::string::npos;
-  return part || split_name(names[0]) == split_name(split) ? 1 : 4;
+  if (names.size() == 1 && names[0] == split) return 0;
+  const auto suits = [&](const std::string& name) {
+    return (name.size() > 2 && split.find(name) != std::string::npos) ||
+           split_name(name) == split_name(split);
+  };
+  return std::ranges::any_of(names, suits) ? 1 : 4;
 }
 
-// Returns true if two files have the same content.
-static bool same_content(const std::string& a, const std::string& b) {
-  std::error_code ignored;
-  std::string of_a, of_b;
-  return fs::file_size(a, ignored) == fs::file_size(b, ignored) && read_all(a, of_a).empty() &&
-         read_all(b, of_b).empty() && of_a == of_b;
+// Returns true if two paths name different splits.
+static bool other_split(const fs::path& a, const fs::path& b) {
+  const std::string of_a = split_of(a), of_b = split_of(b);
+  return of_a != of_b && !of_a.empty() && !of_b.empty() && of_a != "trainval" && of_b != "trainval";
 }
 
 std::vector<std::string> find_images(Source& source, const std::string& list,
@@ -383,17 +446,23 @@ std::vector<std::string> find_images(Source& source, const std::string& list,
   }
   using Images = std::vector<std::pair<size_t, std::string>>;  // index, file
   std::map<std::string, Images> by_folder;
+  const auto relative = [&](const std::string& place) { return fs::path(place).lexically_relative(root); };
   for (size_t i = 0; i < names.size(); ++i)
     for (const std::string& file : found[i].files)
-      if (!whole || found[i].end == wanted[i].size())  // otherwise it is a file of another image
+      if ((!whole || found[i].end == wanted[i].size()) &&  // otherwise it is a file of another image
+          !other_split(fs::path(wanted[i]).parent_path(), relative(file.substr(1)).parent_path()))
         by_folder[file.substr(0, file.size() - found[i].end)].emplace_back(i, file.substr(1));
+  const auto place_of = [&](const auto& entry) { return relative(entry.first.substr(!entry.first.empty())); };
+  // Beside a folder of this split, one of another split has other images, even if it has more of the names.
+  if (std::ranges::any_of(by_folder, [&](const auto& e) { return rank_of(place_of(e), split) <= 1; }))
+    std::erase_if(by_folder, [&](const auto& e) { return other_split(place_of(e), split); });
   size_t most = 0;
   for (const auto& [_, images] : by_folder) most = std::max(most, images.size());
   std::vector<std::tuple<int, int64_t, fs::path, Images>> places;  // rank, minus the number of images
   for (auto& [folder, images] : by_folder) {
     const fs::path place = folder.substr(std::min<size_t>(1, folder.size()));
-    const bool stray = 2 * images.size() < most;
-    const int rank = stray ? 9 : rank_of(place.lexically_relative(root), split);
+    const int suits = rank_of(place.lexically_relative(root), split);
+    const int rank = suits > 1 && 2 * images.size() < most ? 9 : suits;  // 9: stray copies
     places.emplace_back(rank, -int64_t(images.size()), place, std::move(images));
   }
   std::ranges::sort(places);
@@ -473,18 +542,23 @@ std::string other_format(const fs::path& file) {
   static constexpr const char* kExport = "export COCO or YOLO in the tool that wrote it";
   static constexpr const char* kConvert = "convert it to COCO, for example with fiftyone";
   static const Format kFormats[] = {
+      {"a pointer of Git LFS", "", {"https://git-lfs.github.com/spec"}, "fetch the files: git lfs pull"},
       {"an archive", ".zip .tar .gz .tgz .bz2 .xz .7z .rar", {}, "unpack it, and give the folder"},
       {"a file of labelme", "", {"\"shapes\"", "\"imagePath\""}, "convert it, for example with labelme2coco"},
       {"a file of VIA", "", {"\"regions\"", "\"shape_attributes\""}, "export COCO in VIA"},
       {"a file of Supervisely", "", {"\"classTitle\"", "\"points\""}, kExport},
       {"a file of Label Studio", "", {"\"from_name\"", "\"to_name\""}, kExport},
+      {"a file of Label Studio", "", {"rectanglelabels", "original_width"}, kExport},
+      {"a file of CVAT", ".xml", {"<annotations>", "<image "}, kExport},
+      {"a file of Datumaro", "", {"\"items\"", "\"categories\"", "\"annotations\""}, kExport},
+      {"a file of V7 Darwin", "", {"\"bounding_box\"", "\"slots\""}, kExport},
       {"a CreateML file", "", {"\"coordinates\"", "\"label\""}, kExport},
       {"a table of Open Images", ".csv", {"ImageID", "XMin"}, kConvert},
       {"a CSV table", ".csv .tsv", {}, "convert it to COCO; docs/data.md says how to add a format"},
       {"a TFRecord or Parquet file", ".tfrecord .record .parquet", {}, kExport}};
   const std::string text = read_head(file, 1 << 20);
   if (text.empty()) return "";
-  if (text.starts_with("PK\3\4")) return concat(kFormats[0].name, "; ", kFormats[0].way_out);
+  if (text.starts_with("PK\3\4")) return concat(kFormats[1].name, "; ", kFormats[1].way_out);
   for (const Format& format : kFormats) {
     const auto extensions = split_list(format.extensions, ' ');
     if ((extensions.empty() || has_extension(file, {extensions.begin(), extensions.end()})) &&
@@ -496,6 +570,18 @@ std::string other_format(const fs::path& file) {
   const bool kitti = has_extension(file, {".txt"}) && (words.size() == 15 || words.size() == 16) &&
                      !parse_number(words[0]) && parse_number(words[4]);
   return kitti ? concat("a label file of KITTI; ", kConvert) : "";
+}
+
+std::string split_of(const fs::path& path) {
+  static const std::map<std::string, std::string> words = {
+      {"train", "train"},    {"training", "train"}, {"val", "val"},      {"valid", "val"},
+      {"validation", "val"}, {"test", "test"},      {"testing", "test"}, {"trainval", "trainval"}};
+  for (const fs::path& part : path) {
+    std::string letters = lower(part.string());
+    std::erase_if(letters, [](char c) { return !std::isalpha(static_cast<unsigned char>(c)); });
+    if (const auto word = words.find(letters); word != words.end()) return word->second;
+  }
+  return "";
 }
 
 std::string split_name(const std::string& name) {

@@ -46,7 +46,8 @@ struct Sources {
 
 // Sets `same` if both splits have the same images and boxes, as in a data.yaml with the same folder twice. If
 // some images are in both splits, a note of the evaluation split says how many. Images are the same if they
-// are the same file, however their paths are written.
+// are the same file, however their paths are written, or copies under one name. Throws if most of the shared
+// files have other boxes in the other split.
 void compare_splits(Sources& sources);
 
 // Drops the category that is the supercategory of all others, if it has no annotation in any of the sources,
@@ -102,7 +103,8 @@ inline bool is_file(const fs::path& path, std::error_code ignored = {}) {
 }
 
 // Returns the entries of a folder, sorted, or an empty list if the folder does not exist. Skips names that
-// begin with a dot, because macOS writes a "._a.jpg" beside each a.jpg.
+// begin with a dot, because macOS writes a "._a.jpg" beside each a.jpg. Throws if a folder whose name is that
+// of a part of a data set may not be read.
 std::vector<fs::path> listing(const fs::path& folder, bool folders_only = false);
 
 std::string lower(std::string text);
@@ -172,6 +174,10 @@ std::string other_format(const fs::path& file);
 // itself if it contains no split. Whole words are tried before parts of words, because "latest" contains
 // "test".
 std::string split_name(const std::string& name);
+
+// Returns the split that the name of a folder or file in a path is, but for digits and signs: "val2017/a" ->
+// "val". "" if there is none.
+std::string split_of(const fs::path& path);
 
 // Names of folders, keys and lists that hold a split.
 inline const std::vector<std::string> kSplits = {"train", "trainval", "val", "valid", "validation", "test"};

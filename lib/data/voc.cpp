@@ -118,6 +118,12 @@ static Source read_voc_split(Voc& voc, const std::string& split) {
     // Prefer the image named as the XML file, because <filename> is often wrong after a renaming.
     std::vector<std::string> files{voc.images + "/" + (labels.image.empty() ? name + ".jpg" : labels.image)};
     if (images.count(name)) files = images.at(name);
+    const std::string owner = fs::path(labels.image).stem().string();
+    if (!images.count(name) && owner != name && voc.splits.at(split).count(owner)) {
+      source.coco.problems.push_back(
+          {"label file without image", concat(xml, ": its image ", labels.image, " has another label file")});
+      continue;
+    }
     const auto named =
         std::ranges::find_if(files, [&](const fs::path& f) { return f.filename() == labels.image; });
     if (files.size() > 1 && named == files.end())
@@ -141,6 +147,9 @@ SplitReaders voc_splits(const fs::path& root) {
   const auto voc = std::make_shared<Voc>();
   voc->root = root.string();
   using Part = std::map<std::string, std::string>;  // image name -> XML file
+  SplitReaders splits;
+  const fs::path lists = root / "ImageSets" / "Main";
+  listing(lists);  // throws if it cannot be read
   for (const fs::path& xmls : {root / "Annotations", root / "annotations"})
     for (const fs::path& images : {root / "JPEGImages", root / "images"}) {
       if (!voc->splits.empty() || !is_folder(xmls) || !is_folder(images)) continue;
@@ -150,15 +159,21 @@ SplitReaders voc_splits(const fs::path& root) {
       for (const auto& [name, files] : files_by_stem(xmls, files_under(xmls, {".xml"}, ignored)))
         all[name] = files[0];
       for (const auto& split : kSplits) {
-        const fs::path list = root / "ImageSets" / "Main" / (split + ".txt");
+        const fs::path list = lists / (split + ".txt");
         Part part;
         if (is_file(list))
           for_each_line(read_text(list.string()), [&](std::string_view line, int) {
             std::string name(line);  // "NAME" or "NAME 1"; NAME may contain spaces
             if (!all.count(name)) name = name.substr(0, name.find_first_of(" \t"));
+            if (!all.count(name) && has_extension(name, kImages)) name.erase(name.rfind('.'));
             part[name] = all.count(name) ? all.at(name) : (xmls / (name + ".xml")).string();
           });
-        if (!part.empty()) voc->splits.insert({split_name(split), part});
+        if (!part.empty())
+          voc->splits.insert({split_name(split), part});
+        else if (split != "test" && (is_file(list) || fs::is_symlink(list)))
+          splits[split_name(split)] = [list]() -> Source {
+            fail(list.string(), " names no images; correct it, or delete it if there is no such split");
+          };
       }
       if (voc->splits.empty() && !all.empty()) voc->splits["all"] = all;
     }
@@ -179,7 +194,7 @@ SplitReaders voc_splits(const fs::path& root) {
     if (!part.empty() && (beside || !split.empty()))
       voc->splits.insert({split.empty() ? "all" : split_name(split), part});
   }
-  SplitReaders splits;
+  if (voc->splits.empty() || voc->splits.count("all")) splits.clear();
   for (const auto& entry : voc->splits)
     splits[entry.first] = [voc, split = entry.first] { return read_voc_split(*voc, split); };
   return splits;

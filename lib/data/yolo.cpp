@@ -47,7 +47,8 @@ static YoloYaml read_obj_data(const std::string& file) {
     const std::string key = lower(std::string(trimmed(line.substr(0, equals)))),
                       value = to_forward_slashes(std::string(trimmed(line.substr(equals + 1))));
     if (value.empty()) return;
-    if (key == "train" || key == "valid" || key == "test") data.splits[split_name(key)].push_back(value);
+    if (key == "train" || key == "valid" || key == "val" || key == "test")
+      data.splits[split_name(key)].push_back(value);
     if (key != "names") return;
     const fs::path names = is_file(data.root / value) ? fs::path(value) : fs::path(value).filename();
     data.names = read_names((data.root / names).string());
@@ -97,7 +98,9 @@ static YoloYaml read_data_yaml(const std::string& file) {
     for (const std::string& split : kSplits) {
       const YAML::Node entry = yaml[split];
       std::vector<std::string> places;
-      if (!entry || entry.IsNull() || (entry.IsScalar() && entry.Scalar().empty())) continue;
+      const bool empty = entry && (entry.IsNull() || (entry.IsScalar() && entry.Scalar().empty()));
+      check(!empty || split == "test", line(entry), split, " is empty; give its images, or delete the line");
+      if (!entry || empty) continue;
       if (entry.IsScalar()) places = {entry.Scalar()};
       for (size_t i = 0; entry.IsSequence() && i < entry.size(); ++i) places.push_back(entry[i].Scalar());
       check(!places.empty() && !std::count(places.begin(), places.end(), ""), line(entry), split,
@@ -224,12 +227,15 @@ Labels read_yolo_txt(const std::string& path, bool keypoints) {
     if (keypoints && v.size() > 5) v.resize(5);
     const bool box = v.size() == 5, outline = v.size() >= 7 && v.size() % 2 == 1;
     const bool whole = v[0] == std::floor(v[0]) && std::abs(v[0]) < 1e15;
-    if (!numbers || !whole || !(box || outline)) {
+    const auto is_flag = [&](size_t i) { return v[i] == 0 || v[i] == 1; };
+    const bool flags = v.size() == 7 && is_flag(5) && is_flag(6);  // such as truncated and occluded
+    if (!numbers || !whole || flags || !(box || outline)) {
       labels.problems.push_back(
           {"label cannot be read",
            concat(path, ":", number, ": ", quote(line), " is not ",
                   "\"class cx cy w h\" or \"class x1 y1 x2 y2 x3 y3 ...\" in fractions of the image size",
-                  numbers && v.size() == 6 ? "; delete the sixth column if it is a confidence" : "")});
+                  numbers && v.size() == 6 ? "; delete the sixth column if it is a confidence" : "",
+                  flags ? "; delete the last two columns" : "")});
       return;
     }
     double x1 = v[1], y1 = v[2], x2 = v[1], y2 = v[2];
@@ -353,8 +359,12 @@ static SplitReaders yaml_splits(const fs::path& folder, bool usual) {
   std::vector<std::string> found;
   for (const fs::path& path : listing(folder)) {
     std::string text;
-    if (!has_extension(path, {".yaml", ".yml"}) || !read_all(path.string(), text).empty()) continue;
+    if (!has_extension(path, {".yaml", ".yml"})) continue;
     const bool has_usual_name = path.stem() == "data" || path.stem() == "dataset";
+    const std::string error = read_all(path.string(), text);
+    check(error.empty() || !has_usual_name, path.string(), ": cannot be read (", error,
+          "); check its permissions");
+    if (!error.empty()) continue;
     bool has_names = false;
     try {
       const YAML::Node yaml = YAML::Load(text);

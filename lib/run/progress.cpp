@@ -342,10 +342,10 @@ void log_plan(Log& log, const Config& config, const Splits& splits, YOLOX& model
                   data.classes.size(), " classes; ", config.loader_threads, " loader thread",
                   config.loader_threads > 1 ? "s" : ""));
   if (splits.same)
-    log.line(
-        concat("warning: AP is measured on the training images, because the data set has no others, and is ",
-               "too high for other images; ", is_packed(config.data) ? "./pack " : "",
-               "--val-fraction 0.1 holds out a tenth of the images for evaluation"));
+    log.line(concat(
+        "warning: AP is measured on the training images, because the data set has one split only, and is ",
+        "too high for other images; ", is_packed(config.data) ? "./pack " : "",
+        "--val-fraction 0.1 holds out a tenth of the images for evaluation"));
   if (config.data == "shapes")
     log.line("note: these are scenes that the program draws; to train on your own images, give --data DIR");
   log_classes(log, splits);
@@ -385,6 +385,7 @@ int dry_run(Config& config, const Splits& splits, YOLOX& model, ImageSize base, 
   const Plan plan = plan_of(config, int64_t(splits.train.records.size()), ranks.info.world, base);
   log_plan(log, config, splits, model, base, device, plan, ranks);
   for (const std::string& note : notes) log.line(note);
+  log.line(crowded_images_note(splits.val.truth, config.max_dets));
   bool problems = false;
   for (const Dataset* data : {&splits.train, &splits.val}) {
     if (splits.same && data == &splits.val) break;

@@ -242,9 +242,9 @@ Log open_log(const std::string& run, const Config& config, const SavedRun& saved
 bool resume_run(SavedRun& saved, Training& t, const Plan& plan, const std::string& resume, Saver& saver,
                 Log& log) {
   saved.notes.push_back(saver.load(t, saved));
-  if (saved.images != saver.images)
-    saved.notes.push_back(concat("warning: the data set has ", saver.images, " images, but ", saved.images,
-                                 " in the checkpoint; their order changes from here on"));
+  if (saved.data != saver.data && !saved.data.empty())
+    saved.notes.push_back(concat("warning: the training set is another one: it has ", saver.data,
+                                 ", and had ", saved.data, "; are --data and the working folder right?"));
   saved.file = {};
   if (!is_complete(t, plan)) return true;
   const std::string over =

@@ -76,7 +76,7 @@ static GenericDict to_dict(const Settings& settings) {
 }
 
 GenericDict checkpoint(Training& t, const WeightsInfo& info, const RunSettings& settings, int64_t per_epoch,
-                       int64_t images) {
+                       const std::string& data) {
   auto state = empty_dict(), top = empty_dict();
   auto random = empty_list();
   for (const at::Generator& g : random_generators(t.device())) random.push_back(g.get_state());
@@ -94,7 +94,7 @@ GenericDict checkpoint(Training& t, const WeightsInfo& info, const RunSettings& 
     state.insert("growth_tracker", t.scaler.growth_tracker.item<int64_t>());
   }
   state.insert("per_epoch", per_epoch);
-  state.insert("images", images);
+  state.insert("data", data);
   state.insert("flags", to_dict(settings.flags));
   state.insert("chosen", to_dict(settings.chosen));
   top.insert("start_epoch", t.iteration / per_epoch);
@@ -244,7 +244,8 @@ SavedRun newest_checkpoint(const std::string& run) {
       const auto state = file.toGenericDict().at("train").toGenericDict();
       check(is_finite(state.at("model").toGenericDict()), path, " has weights that are not finite");
       for (auto& problem : problems) problem = concat("warning: ", problem, "; using ", path);
-      return {run, path, file, state.at("iteration").toInt(), state.at("images").toInt(), problems};
+      const std::string data = state.contains("data") ? state.at("data").toStringRef() : "";
+      return {run, path, file, state.at("iteration").toInt(), data, problems};
     } catch (const std::exception& e) {
       problems.emplace_back(e.what());
     }
@@ -315,7 +316,7 @@ bool Saver::save(Training& t, const std::string& name, Log& log, bool must) {
   const bool is_last = name == "last.pth";
   last_save_time = now();  // also if it fails, so that the next try is not at the next step
   if (is_writer) {
-    const auto file = checkpoint(t, info, settings, per_epoch, images);
+    const auto file = checkpoint(t, info, settings, per_epoch, data);
     try {
       if (is_last)
         save_last(run, file, /*back_up=*/last_step >= 0 && last_step != t.iteration, must && last_step >= 0);

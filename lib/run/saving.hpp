@@ -77,9 +77,9 @@ YOLOX copy_of(const YOLOX& model, torch::Device device);
 
 // Returns a checkpoint. The keys model, optimizer, start_epoch, best_ap and curr_ap are those of official
 // YOLOX. "yolox" describes the weights. "train" has the data that only resuming needs. per_epoch: steps per
-// epoch. images: size of the training set.
+// epoch. data: fingerprint() of the training set.
 GenericDict checkpoint(Training& t, const WeightsInfo& info, const RunSettings& settings, int64_t per_epoch,
-                       int64_t images);
+                       const std::string& data);
 
 // Returns the settings in a checkpoint. Throws if the file is not a checkpoint of a training run, or one of
 // version 0.1.0.
@@ -114,7 +114,8 @@ std::string create_run_folder(const std::string& wanted, const std::string& name
 struct SavedRun {
   std::string run, path;  // run folder and checkpoint file; empty: no run is resumed
   c10::IValue file;
-  int64_t step = 0, images = 0;    // steps done; images in its data set
+  int64_t step = 0;                // steps done
+  std::string data = {};           // fingerprint() of its training set
   std::vector<std::string> notes;  // for the log
 
   explicit operator bool() const { return !path.empty(); }
@@ -139,7 +140,7 @@ struct Saver {
   WeightsInfo info;
   RunSettings settings;
   int64_t per_epoch;              // steps per epoch
-  int64_t images;                 // images in the training set
+  std::string data;               // fingerprint() of the training set
   bool is_writer;                 // true on rank 0, which writes the files
   double save_minutes = 0;        // --save-minutes
   int64_t last_step = -1;         // step of last.pth; -1: there is none, or it is damaged
