@@ -7,10 +7,6 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <set>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "augment.hpp"
 #include "common.hpp"

@@ -5,7 +5,6 @@
 #include <sys/stat.h>
 
 #include <opencv2/imgcodecs.hpp>
-#include <set>
 
 #include "common.hpp"
 #include "formats.hpp"
@@ -75,36 +74,39 @@ inline std::string described(const std::string& name, const Dataset& d) {
   return text;
 }
 
-// Returns what is read from a data set, with "DIR" in place of the folder, or "error: " and the message,
-// which is one line. The evaluated split is the same without the train split. o.data and o.images: relative
-// to the folder, or absolute.
-inline std::string reading(const TempDir& dir, DataOptions o = {}) {
-  o.data = o.data.empty() ? dir.path.string() : o.data[0] == '/' ? o.data : dir / o.data;
-  if (const size_t comma = o.data.find(','); comma != std::string::npos && !fs::exists(o.data))
-    o.data.insert(comma + 1, dir / "");
-  if (!o.images.empty()) o.images = dir / o.images;
+// Returns f() or, if it throws, "error: " and the message, with "DIR" in place of the folder.
+template <class Function>
+std::string text_of(const TempDir& dir, Function f) {
   std::string text;
   try {
-    const Sources s = read_sources(o);
-    text = described("train", s.train) + (s.same ? "one split" : described("val", s.val));
-    CHECK(read_sources(o, /*with_train=*/false).val.files == s.val.files);
+    text = f();
   } catch (const std::runtime_error& e) {
     text = concat("error: ", e.what());
     CHECK_FALSE(has(text, "\n"));
   }
   return replaced(text, dir.path.string(), "DIR");
 }
+
+// Returns what is read from a data set, or the error. The evaluated split is the same without the train
+// split. o.data and o.images: relative to the folder, or absolute.
+inline std::string reading(const TempDir& dir, DataOptions o = {}) {
+  o.data = o.data.empty() ? dir.path.string() : o.data[0] == '/' ? o.data : dir / o.data;
+  if (const size_t comma = o.data.find(','); comma != std::string::npos && !fs::exists(o.data))
+    o.data.insert(comma + 1, dir / "");
+  if (!o.images.empty()) o.images = dir / o.images;
+  return text_of(dir, [&] {
+    const Sources s = read_sources(o);
+    CHECK(read_sources(o, /*with_train=*/false).val.files == s.val.files);
+    return described("train", s.train) + (s.same ? "one split" : described("val", s.val));
+  });
+}
 // The same for what is trained on.
 inline std::string loading(const TempDir& dir, DataOptions o = {}) {
   o.data = o.data.empty() ? dir.path.string() : dir / o.data;
-  std::string text;
-  try {
+  return text_of(dir, [&] {
     const Splits s = load_splits(o);
-    text = described("train", s.train) + (s.same ? "one split" : described("val", s.val));
-  } catch (const std::runtime_error& e) {
-    text = concat("error: ", e.what());
-  }
-  return replaced(text, dir.path.string(), "DIR");
+    return described("train", s.train) + (s.same ? "one split" : described("val", s.val));
+  });
 }
 
 struct Row {
@@ -131,34 +133,29 @@ inline void check_rows(const std::vector<Row>& rows,
   }
 }
 
-// Returns a COCO file. images: file name, and size if known: "a.jpg 64x48". boxes: image, category, box and
-// whatever follows: "1 1 [1,2,10,12],\"iscrowd\":1". The ids of images and categories are 1, 2, ...
+// Returns a COCO file. images: file name, and size if known: "a.jpg 64x48". boxes: image, category and box:
+// "1 1 [1,2,10,12]", and "crowd" if it is one. The ids of images and categories are 1, 2, ...
 inline std::string coco(const Names& images, const Names& boxes = {"1 1 [1,2,10,12]"},
                         const Names& classes = {"a"}) {
-  std::string text = "{\"images\":[", separator;
-  for (size_t i = 0; i < images.size(); ++i, separator = ",") {
-    const size_t blank = images[i].rfind(' ');
-    int width = 0, height = 0;
-    const bool sized =
-        blank != std::string::npos && std::sscanf(&images[i][blank], " %dx%d", &width, &height) == 2;
-    text += concat(separator, "{\"id\":", i + 1, ",\"file_name\":\"",
-                   sized ? images[i].substr(0, blank) : images[i], "\"",
-                   sized ? concat(",\"width\":", width, ",\"height\":", height) : "", "}");
+  CocoDataset data;
+  for (const std::string& text : images) {
+    CocoImage image{int64_t(data.images.size()) + 1, text};
+    const size_t blank = std::min(text.rfind(' '), text.size() - 1);
+    if (std::sscanf(&text[blank], " %dx%d", &image.width, &image.height) == 2) image.file_name.resize(blank);
+    data.images.push_back(image);
   }
-  text += "],\"categories\":[";
-  separator = "";
-  for (size_t c = 0; c < classes.size(); ++c, separator = ",")
-    text += concat(separator, "{\"id\":", c + 1, ",\"name\":\"", classes[c], "\"}");
-  text += "],\"annotations\":[";
-  separator = "";
-  for (size_t k = 0; k < boxes.size(); ++k, separator = ",") {
-    const size_t box = boxes[k].find('[');
-    int image = 0, category = 0;
-    std::sscanf(boxes[k].c_str(), "%d %d", &image, &category);
-    text += concat(separator, "{\"id\":", k + 1, ",\"image_id\":", image, ",\"category_id\":", category,
-                   ",\"bbox\":", boxes[k].substr(box), "}");
+  for (const std::string& name : classes)
+    data.categories.push_back({int64_t(data.categories.size()) + 1, name});
+  for (const std::string& text : boxes) {
+    CocoAnnotation a{};
+    a.id = int64_t(data.annotations.size()) + 1;
+    REQUIRE(std::sscanf(text.c_str(), "%ld %ld [%lf,%lf,%lf,%lf]", &a.image_id, &a.category_id, &a.x, &a.y,
+                        &a.w, &a.h) == 6);
+    a.area = a.w * a.h;
+    a.crowd = has(text, "crowd");
+    data.annotations.push_back(a);
   }
-  return text + "]}";
+  return coco_text(data);
 }
 
 // Returns a VOC object. box: x1 y1 x2 y2.
@@ -173,10 +170,10 @@ inline std::string object(const std::string& name, const std::string& box = "1 2
 inline std::string voc(const std::string& inside) { return "<annotation>\n" + inside + "\n</annotation>\n"; }
 
 // Returns the rows of a table of data sets. A line is "title | files | part | part ..."; a line that begins
-// with a blank continues the one before. Files are separated by blanks: PATH, or PATH(CONTENT), with the
-// names of images in a .json file, of objects in an .xml file, and text in others, in which ";" is the end of
-// a line, and
-// "#1" a label of class 1. --split=NAME, --data=NAME and --images=NAME are options.
+// with a blank continues the one before. Files are separated by blanks: PATH, or PATH(CONTENT), with images
+// in a .json file (or IMAGES;BOX;BOX ... for coco(), with two classes), names of objects in an .xml file,
+// and text in others, in which ";" is the end of a line, and "#1" a label of class 1. --split=NAME,
+// --data=NAME and --images=NAME are options.
 inline std::vector<Row> rows(const std::string& table) {
   std::vector<Row> rows;
   std::istringstream lines(replaced(table, "\n ", " "));
@@ -204,7 +201,10 @@ inline std::vector<Row> rows(const std::string& table) {
                                                             : row.options.images;
         option = word.substr(equals + 1);
       } else if (open < word.size() && path.ends_with(".json") && !std::strchr("{[", content[0])) {
-        row.files.emplace_back(path, coco(split_list(content)));
+        const Names lists = split_list(content, ';'), boxes(lists.begin() + 1, lists.end());
+        const bool with_boxes = has(content, ";");
+        row.files.emplace_back(
+            path, with_boxes ? coco(split_list(lists[0]), boxes, {"a", "b"}) : coco(split_list(content)));
       } else if (open < word.size() && path.ends_with(".xml")) {
         for (const std::string& name : split_list(content)) text += object(name);
         row.files.emplace_back(path, voc(text));

@@ -30,15 +30,6 @@ SampleDraw four(cv::Point centre, const AffineDraw& affine = no_affine, bool fli
   return {0, MosaicDraw{centre, {1, 2, 3}, affine}, {}, {{}, flip}};
 }
 
-void check_equal(const Sample& a, const Sample& b) {
-  CHECK(max_difference(a.image, b.image) == 0);
-  REQUIRE(a.boxes.size() == b.boxes.size());
-  for (std::size_t i = 0; i < a.boxes.size(); ++i) {
-    CHECK(max_corner_difference(a.boxes[i], b.boxes[i]) == 0);
-    CHECK(a.boxes[i].cls == b.boxes[i].cls);
-  }
-}
-
 // Bilinear interpolation in double precision. (0, 0) is the corner of the first pixel, not its centre. The
 // border is replicated.
 cv::Vec3d bilinear_at(const Image& image, double x, double y) {
@@ -51,8 +42,6 @@ cv::Vec3d bilinear_at(const Image& image, double x, double y) {
 }
 
 }  // namespace
-
-// ---- types and settings ----
 
 TEST_CASE("augmentation: the types of transforms accept and return uint8 images only") {
   static_assert(!std::is_constructible_v<Image, cv::Mat_<cv::Vec3f>>);
@@ -76,8 +65,6 @@ TEST_CASE("augmentation: the types of transforms accept and return uint8 images 
   CHECK_THROWS_AS((image = cv::Mat(2, 2, CV_32FC3)), std::runtime_error);
   CHECK(Image(cv::Mat(2, 3, CV_8UC3)).size() == cv::Size(3, 2));
 }
-
-// ---- random numbers ----
 
 TEST_CASE("augmentation: parameters stay in their ranges, and each transform has its probability") {
   const AugmentConfig c{.mosaic_prob = 0.7, .mixup_prob = 0.4, .hsv_prob = 0.6, .flip_prob = 0.2};
@@ -132,8 +119,6 @@ TEST_CASE("augmentation: parameters stay in their ranges, and each transform has
                     doctest::Contains("sample index 50 is out of range: the data set has 50 images"));
 }
 
-// ---- colour ----
-
 TEST_CASE("augmentation: hue shifts act on BGR") {
   const auto jittered = [](cv::Vec3b pixel, HsvDraw hsv) {
     const MemoryDataset album{{{coloured({8, 8}, pixel), {}}}};
@@ -154,15 +139,10 @@ TEST_CASE("augmentation: HSV jitter equals the exact result") {
   Image top(image.rowRange(0, 20));
   for (auto& p : top)  // near grey, where the hue is most sensitive to rounding
     for (int c : {1, 2}) p[c] = cv::saturate_cast<uchar>(p[0] + int(rng.randint(-3, 3)));
-  for (const auto& [dh, ds, dv] : {std::array{0, 0, 1},
-                                   {5, 30, 30},
-                                   {-5, -30, -30},
-                                   {90, 0, 0},
-                                   {-90, 10, 0},
-                                   {60, 5, -5},
-                                   {1, 255, 0},
-                                   {0, -255, 0},
-                                   {33, -60, 90}}) {
+  const std::vector<std::array<int, 3>> draws = {{0, 0, 1},   {5, 30, 30},  {-5, -30, -30},
+                                                 {90, 0, 0},  {-90, 10, 0}, {60, 5, -5},
+                                                 {1, 255, 0}, {0, -255, 0}, {33, -60, 90}};
+  for (const auto& [dh, ds, dv] : draws) {
     Image got(image.clone());
     hsv_jitter(got.ptr(), int64_t(got.total()), float(dh), float(ds), float(dv));
     for (std::size_t i = 0; i < image.total(); ++i) {
@@ -184,30 +164,27 @@ TEST_CASE("augmentation: HSV jitter equals the exact result") {
   }
 }
 
-// ---- drawing ----
-
 #if defined(__x86_64__)
-TEST_CASE("augmentation: rows sampled with SSSE3 equal the plain version bit for bit" *
+TEST_CASE("augmentation: rows sampled with SSSE3 are those of the plain version" *
           doctest::skip(!__builtin_cpu_supports("ssse3"))) {
   using namespace pixels_detail;
   const Image image = noise({23, 17});
   Rng rng(3, 0, 0);
   for (int i = 0; i < 20000; ++i) {
-    // A row from one position to another. Both have their four neighbours and one more column to the right
-    // inside the image.
-    const int n = int(rng.randint(1, 40)), whole = i % 4;  // some positions at whole or quarter pixels
-    const auto position = [&](int pixels) {
-      const int64_t p = int64_t(rng.uniform(0, double(pixels) * 0x1p32 - 1));
-      return whole == 1 ? p & ~0xFFFFFFFFll : whole == 2 ? p & ~0x3FFFFFFFll : p;
+    const int n = int(rng.randint(1, 40));
+    const int64_t mask =
+        std::array{-1ll, ~0xFFFFFFFFll, ~0x3FFFFFFFll, -1ll}[i % 4];  // some at whole or quarter pixels
+    // The four neighbours of a position, and one more column to the right, are inside the image.
+    const auto position = [&] {
+      return Position{int64_t(rng.uniform(0, (image.cols - 2) * 0x1p32 - 1)) & mask,
+                      int64_t(rng.uniform(0, (image.rows - 1) * 0x1p32 - 1)) & mask};
     };
-    const Position from{position(image.cols - 2), position(image.rows - 1)};
-    const Position to{position(image.cols - 2), position(image.rows - 1)};
-    const Position step{(to.x - from.x) / n, (to.y - from.y) / n};
-    std::vector<uchar> plain(3 * n + 8, 7), fast(3 * n + 8, 7);
+    const Position from = position(), to = position(), step{(to.x - from.x) / n, (to.y - from.y) / n};
+    std::vector<uchar> plain(3 * n + 8, 7), fast = plain;
     sample_row_plain(image, from, step, plain.data(), n);
     sample_row_ssse3(image, from, step, fast.data(), n);
     REQUIRE(plain == fast);
-    for (int k = 0; k < 8; ++k) REQUIRE(fast[3 * n + k] == 7);
+    REQUIRE(std::count(fast.end() - 8, fast.end(), 7) == 8);
   }
 }
 #endif
@@ -252,9 +229,8 @@ TEST_CASE("augmentation: warping equals exact bilinear sampling, and writes only
   CHECK(std::abs(bias / double(drawn)) < 0.03);  // rounded, not truncated
 }
 
-// ---- geometry ----
-
-TEST_CASE("augmentation: flips and quarter turns of an image of the sample's size are exact") {
+TEST_CASE(
+    "augmentation: flips and quarter turns are exact; the images of a mosaic have no gap and no overlap") {
   const MemoryDataset album{{{noise({48, 48}), {}}}};
   for (int i = 0; i < 16; ++i) {
     SampleDraw draw = alone(0, i & 1);
@@ -266,6 +242,11 @@ TEST_CASE("augmentation: flips and quarter turns of an image of the sample's siz
     if (i & 2) cv::flip(expected, expected, 0);
     CHECK(max_difference(composed(album, draw, {48, 48}).image, expected) == 0);
   }
+  MemoryDataset tiles;
+  for (int k = 0; k < 4; ++k) tiles.samples.push_back({coloured({64, 64}, colours[k]), {}});
+  const Image out = composed(tiles, four({64, 64}, {0, 0.5, 0, 0, 0, 0}), {64, 64}).image;
+  for (int y = 0; y < 64; ++y)
+    for (int x = 0; x < 64; ++x) REQUIRE(out(y, x) == colours[(x >= 32) + 2 * (y >= 32)]);
 }
 
 TEST_CASE("augmentation: flips, turns, scale, shift, mosaic and MixUp keep boxes on their objects") {
@@ -364,17 +345,7 @@ TEST_CASE("augmentation: a rotated or sheared box contains its object and touche
   CHECK(compared > 200 / kFewer);
 }
 
-TEST_CASE("augmentation: the four images of a mosaic meet at its centre without gap or overlap") {
-  MemoryDataset album;
-  for (int k = 0; k < 4; ++k) album.samples.push_back({coloured({64, 64}, colours[k]), {}});
-  const Image out = composed(album, four({64, 64}, {0, 0.5, 0, 0, 0, 0}), {64, 64}).image;
-  for (int y = 0; y < 64; ++y)
-    for (int x = 0; x < 64; ++x) REQUIRE(out(y, x) == colours[(x >= 32) + 2 * (y >= 32)]);
-}
-
-TEST_CASE(
-    "augmentation: MixUp scales to whole pixels, flips the image with its border, crops at the offset and "
-    "averages") {
+TEST_CASE("augmentation: MixUp takes the first candidate with boxes, scales it, flips, crops, and averages") {
   const MemoryDataset album{
       {{Image({64, 64}, border_grey), {}}, {Image({32, 16}, 0), {{4, 2, 20, 12, 1}}}}};  // 64x32
   const auto box = [&](double scale, bool mirrored, cv::Point offset, bool flip = false) {
@@ -398,9 +369,16 @@ TEST_CASE(
   const Image out = composed(plain, draw, {64, 64}).image;
   CHECK(out(31, 31) == cv::Vec3b::all(76));   // 75.5 is rounded up
   CHECK(out(31, 32) == cv::Vec3b::all(108));  // (101 + 114) / 2: the border of the second image is grey
-}
 
-// ---- regions that are read ----
+  MemoryDataset several{std::vector<Sample>(6, Sample{Image({64, 64}, 200), {}})};
+  several.regions = {{}, {}, {{0, 0, 64, 64, kIgnoredRegion}}};  // regions alone do not count
+  draw.mixup = MixupDraw{1, false, {0, 0}, {4, 2, 5, 1}};
+  CHECK(composed(several, draw, {64, 64}).boxes.empty());  // no candidate has boxes
+  several.samples[5].boxes = {{0, 0, 64, 64, 3}};
+  const Sample mixed = composed(several, draw, {64, 64});
+  REQUIRE(mixed.boxes.size() == 1);
+  CHECK(mixed.boxes[0].cls == 3);
+}
 
 TEST_CASE("augmentation: only the visible region of each image is read, whatever its size and the draw") {
   Rng rng(18, 0, 0);
@@ -445,8 +423,6 @@ TEST_CASE("augmentation: only the visible region of each image is read, whatever
   CHECK(double(asked) < 0.8 * double(of));
 }
 
-// ---- missing images and boxes ----
-
 TEST_CASE("augmentation: boxes outside or of a pixel or less are removed, others are clipped to the sample") {
   const Sample s{noise({64, 64}), {{0, 0, 8, 8, 0}, {56, 56, 64, 64, 1}}};
   const Sample empty{s.image, {}};
@@ -468,19 +444,6 @@ TEST_CASE("augmentation: boxes outside or of a pixel or less are removed, others
   CHECK(is(composed(small, alone(0), {64, 64}).boxes, {3, 3, 4.1, 4.1, 3}));
 }
 
-TEST_CASE("augmentation: the second image of MixUp is the first candidate with boxes") {
-  const cv::Size size(64, 64);
-  MemoryDataset album{std::vector<Sample>(6, Sample{Image(size, 200), {}})};
-  album.regions = {{}, {}, {{0, 0, 64, 64, kIgnoredRegion}}};  // regions alone do not count
-  SampleDraw draw = alone(0);
-  draw.mixup = MixupDraw{1, false, {0, 0}, {4, 2, 5, 1}};
-  CHECK(composed(album, draw, size).boxes.empty());  // no candidate has boxes
-  album.samples[5].boxes = {{0, 0, 64, 64, 3}};
-  const Sample out = composed(album, draw, size);
-  REQUIRE(out.boxes.size() == 1);
-  CHECK(out.boxes[0].cls == 3);
-}
-
 TEST_CASE("augmentation: an unreadable image is replaced, also by an image of another shape") {
   Rng rng(19, 0, 0);
   const cv::Size size(96, 64);
@@ -494,15 +457,18 @@ TEST_CASE("augmentation: an unreadable image is replaced, also by an image of an
   MemoryDataset damaged = album;
   damaged.broken = {2, 3};
   damaged.replacements = {5, 4};
-  check_equal(composed(damaged, draw, size), composed(album, others, size));
+  const Sample got = composed(damaged, draw, size), wanted = composed(album, others, size);
+  CHECK(max_difference(got.image, wanted.image) == 0);
+  REQUIRE(got.boxes.size() == wanted.boxes.size());
+  for (std::size_t i = 0; i < got.boxes.size(); ++i)
+    CHECK((max_corner_difference(got.boxes[i], wanted.boxes[i]) == 0 &&
+           got.boxes[i].cls == wanted.boxes[i].cls));
   CHECK(damaged.replaced == std::vector<std::pair<std::size_t, std::size_t>>{{2, 1}, {3, 1}});
   damaged.broken = {0, 4};
   damaged.replacements = {4};
   damaged.replaced.clear();
   CHECK_THROWS_WITH_AS(composed(damaged, draw, size), "picture 4 is damaged", ImageError);
 }
-
-// ---- preprocessing of evaluation ----
 
 TEST_CASE("letterbox: the image is at the top left and fills one side; in evaluation its size is truncated") {
   Rng rng(16, 0, 0);
@@ -516,11 +482,7 @@ TEST_CASE("letterbox: the image is at the top left and fills one side; in evalua
     REQUIRE_FALSE(fit_into(picture, room, true).size.empty());
   }
   CHECK(fit_into({330, 60}, {416, 416}, false).size == cv::Size(416, 76));
-  const Letterbox wide = letterbox(Image({330, 60}, 9), {416, 416});  // 415 x 75
-  CHECK(wide.image(74, 414) == cv::Vec3b::all(9));
-  CHECK(wide.image(75, 0) == cv::Vec3b::all(border_grey));
-  CHECK(wide.image(0, 415) == cv::Vec3b::all(border_grey));
-  CHECK((wide.scale.x == 416.0 / 330 && wide.scale.y == 416.0 / 330));
+  CHECK(fit_into({330, 60}, {416, 416}, true).size == cv::Size(415, 75));
   CHECK(letterbox(Image({1000, 1}, 9), {64, 64}).image(0, 63) == cv::Vec3b::all(9));
   const Image fits = noise({64, 32});
   CHECK(letterbox(fits, {64, 32}).image.ptr() == fits.ptr());  // not copied

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
-#include <set>
 #include <thread>
 
 #include "base/memory.hpp"
@@ -52,12 +51,6 @@ int decoded_for(const std::string& folder, const std::string& key = "grey") {
   return count;
 }
 
-std::set<std::string> entries(const std::string& folder) {
-  std::set<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename());
-  return names;
-}
-
 }  // namespace
 
 TEST_CASE("cache: N threads decode every image once; another process opens the same memory" * runs_threads) {
@@ -91,7 +84,7 @@ TEST_CASE("cache: a file is used by later runs, and replaced when the images cha
   const std::string folder = dir / "cache";
   CHECK(decoded_for(folder) == kGrey);
   CHECK(decoded_for(folder) == 0);
-  const std::string file = folder + "/" + *entries(folder).begin();
+  const std::string file = folder + "/" + *entries_of(folder).begin();
   CHECK((fs::status(file).permissions() & fs::perms::all) ==
         (fs::perms::owner_read | fs::perms::owner_write));
   fs::resize_file(file, 1000);  // as a copy that was cut off
@@ -101,25 +94,18 @@ TEST_CASE("cache: a file is used by later runs, and replaced when the images cha
   CHECK(decoded_for(folder) == kGrey);
   CHECK(decoded_for(folder, "changed") == kGrey);
   CHECK_FALSE(fs::exists(file));
-  CHECK(entries(folder).size() == 2);
+  CHECK(entries_of(folder).size() == 2);
   Dataset smaller = grey_images();
   smaller.records.pop_back();
   ImageCache(smaller, {64, 64}).open_on_disk(folder, smaller, 1, {});
-  CHECK(entries(folder).size() == 3);  // the file of other data stays
+  CHECK(entries_of(folder).size() == 3);  // the file of other data stays
 }
 
-TEST_CASE("cache: an error while decoding is thrown, and no file is left" * runs_threads) {
+TEST_CASE("cache: a failed decoding and too little room are errors, and leave no file" * runs_threads) {
   const TempDir dir;
-  const Dataset data = grey_images([](size_t i) { check(i != 5, "5.jpg is broken"); });
-  CHECK(error_of([&] {
-          ImageCache(data, {64, 64}).open_on_disk(dir.path.string(), data, 4, {});
-        }) == "5.jpg is broken");
-  CHECK(entries(dir.path.string()).empty());
-}
-
-TEST_CASE("cache: if there is too little room, the error has both sizes and the remedy" * runs_threads) {
-  const TempDir dir;
-  Dataset data = grey_images(not_decoded);
+  Dataset data = grey_images([](size_t i) { check(i != 5, "5.jpg is broken"); });
+  ImageCache cache(data, {64, 64});
+  CHECK(error_of([&] { cache.open_on_disk(dir.path.string(), data, 4, {}); }) == "5.jpg is broken");
   data.records.assign(100000, {"", 1, 20000, 20000, {}});
   ImageCache huge(data, {20000, 20000});
   const std::string ram = error_of([&] { huge.create_in_memory(data, 1, {}); });
@@ -128,11 +114,10 @@ TEST_CASE("cache: if there is too little room, the error has both sizes and the 
   const std::string disk = error_of([&] { huge.open_on_disk(dir.path.string(), data, 1, {}); });
   CHECK_HAS(disk, "it needs 159375G, free ");
   CHECK_HAS(disk, "; free some space, set YOLOX_CACHE_DIR, or leave --cache out");
-  CHECK(entries(dir.path.string()).empty());
+  CHECK(entries_of(dir.path.string()).empty());
 }
 
-TEST_CASE("cache: free memory is the available memory minus 10 %, within the limits of cgroups" *
-          runs_threads) {
+TEST_CASE("cache: free memory is 90 % of what is available within limits of cgroups" * runs_threads) {
   const TempDir dir;
   write_text(dir / "meminfo", "MemTotal:  1000 kB\nMemFree:  10 kB\nMemAvailable:  600 kB\n");
   // The group of the job and its parents, in versions 1 and 2: the one with the least memory left counts.

@@ -3,15 +3,10 @@
 #include "tensors.hpp"
 
 #include <fcntl.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
 
-#include <csignal>
 #include <functional>
-#include <stdexcept>
 #include <thread>
 
-#include "base/program.hpp"
 #include "run/run.hpp"
 
 using namespace yolox;

@@ -6,17 +6,12 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 
-#include <cstdlib>
 #include <iomanip>
 #include <map>
-#include <numeric>
 #include <opencv2/core/ocl.hpp>
-#include <set>
 
 #include "base/printable.hpp"
-#include "base/program.hpp"
 #include "base/threads.hpp"
 #include "coco_eval.hpp"
 #include "data.hpp"
@@ -54,20 +49,12 @@ std::vector<Batch> batches(const Loader::Make& make, int64_t first, int64_t end,
   return all;
 }
 
-bool same(const Batch& a, const Batch& b) {
-  return torch::equal(a.images, b.images) && torch::equal(a.targets.boxes, b.targets.boxes) &&
-         torch::equal(a.targets.classes, b.targets.classes) && a.targets.counts == b.targets.counts &&
-         a.indices == b.indices;
-}
 bool same(const std::vector<Batch>& a, const std::vector<Batch>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](const Batch& x, const Batch& y) { return same(x, y); });
-}
-
-std::set<std::string> entries_of(const std::string& folder) {
-  std::set<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename());
-  return names;
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Batch& x, const Batch& y) {
+    return torch::equal(x.images, y.images) && torch::equal(x.targets.boxes, y.targets.boxes) &&
+           torch::equal(x.targets.classes, y.targets.classes) && x.targets.counts == y.targets.counts &&
+           x.indices == y.indices;
+  });
 }
 
 constexpr int64_t kAlways = int64_t{1} << 40;
@@ -88,21 +75,14 @@ TEST_CASE("data: --debug checks each box before it is sent to a device, and name
   const auto error = [&](const Box& box) {
     return error_of([&] { check_boxes(Item{{{1, 1, 5, 5, 0}, box}, 1}, image, data); });
   };
-  CHECK(error({0, 0, 64, 32, 6}) == "");
+  CHECK(error({0, 0, 64, 32, int(data.classes.size()) - 1}) == "");
   CHECK(error({-1e-13, 0, 64 + 1e-13, 32, 0}) == "");  // within rounding
-  for (const Box& bad : std::vector<Box>{{0, 0, 5, 5, 7},
-                                         {0, 0, 5, 5, kIgnoredRegion - 1},
-                                         {-1, 0, 5, 5, 0},
-                                         {0, -1, 5, 5, 0},
-                                         {0, 0, 65, 5, 0},
-                                         {0, 0, 5, 33, 0},
-                                         {0, 0, std::nan(""), 5, 0},
-                                         {5, 5, 5, 9, 0},
-                                         {5, 5, 9, 5, 0}})
-    CHECK(has(error(bad), "drawn image 2"));
+  std::vector<Box> bad_boxes = {{-1, 0, 5, 5, 0}, {0, -1, 5, 5, 0}, {0, 0, 65, 5, 0},
+                                {0, 0, 5, 33, 0}, {5, 5, 5, 9, 0},  {5, 5, 9, 5, 0}};
+  for (const int cls : {int(data.classes.size()), kIgnoredRegion - 1}) bad_boxes.push_back({0, 0, 5, 5, cls});
+  bad_boxes.push_back({0, 0, std::nan(""), 5, 0});
+  for (const Box& bad : bad_boxes) CHECK(has(error(bad), "drawn image 2"));
 }
-
-// ---- COCO folders
 
 SHARED_TEST("data: classes and images of a COCO file are read as by the official code") {
   TempDir dir;
@@ -185,14 +165,9 @@ image missing: DIR/train/gone.png is missing
   Targets resized = batch.targets;
   resize_batch(images, resized, {50, 100});
   CHECK(torch::equal(resized.ignored * 2, batch.targets.ignored));
-  Problems().write(dir / "problems.txt");
-  CHECK_FALSE(fs::exists(dir / "problems.txt"));
-  data.problems->write(dir / "problems.txt");
-  CHECK(count_of(contents(dir / "problems.txt"), "\n") == data.problems->lines().size());
 }
 
-TEST_CASE(
-    "data: equal ids and names in a COCO file are reported; unusable images are, with name and reason") {
+TEST_CASE("data: equal ids and names in a COCO file are reported, and unusable images with the reason") {
   TempDir dir;
   put(dir, {{"images/good.jpg", "@64x48"},
             {"images/turned.png", "@64x48"},
@@ -254,8 +229,6 @@ TEST_CASE("data: classes of the evaluated split are those of the training split,
   CHECK_HAS(loading(dir), "has other classes (x, y) than a, b, c, d");
 }
 
-// ---- images
-
 SHARED_TEST("data: images are decoded as by OpenCV in Python, with the EXIF orientation applied") {
   const auto want = fixture("images_cv46.pth");
   for (const std::string name : {"exif6.jpg", "c420.jpg", "cmyk.jpg", "gray.png", "rgba.png"}) {
@@ -312,9 +285,7 @@ TEST_CASE("data: results of the image check are stored under a key of the files 
   CHECK(data_key(40, 40) == both);
 }
 
-TEST_CASE(
-    "data: an image that became unreadable is replaced in training, skipped in evaluation, fatal with "
-    "--strict") {
+TEST_CASE("data: an image that became unreadable is replaced, in evaluation skipped; --strict stops") {
   TempDir dir;
   Names names, boxes;
   for (int i = 0; i < 4; ++i) {
@@ -355,49 +326,33 @@ TEST_CASE(
   CHECK(has(error_of([&] { batches(plain_items(data), 0, 8, 4, {64, 64}, 2); }), "no image can be read"));
 }
 
-// ---- the same data in other forms
-
 namespace {
 
-// Random images and boxes in three folders: as COCO JSON, as Pascal VOC and as YOLO txt.
-struct ThreeForms {
+// A COCO folder with random images and boxes. One image has none.
+struct RandomSet {
   TempDir dir;
-  static constexpr int kImages = 6;
-  ThreeForms() {
+  Dataset data;
+  RandomSet() {
     Rng rng(1, 2, 3);
     Names names, boxes;
-    for (int i = 0; i < kImages; ++i) {
-      const int w = 8 * int(rng.randint(12, 40)), h = 8 * int(rng.randint(12, 40));
-      const std::string name = concat("photo", i), file = name + (i % 3 == 2 ? ".png" : ".jpg");
-      cv::Mat picture(h / 8, w / 8, CV_8UC3);
-      for (auto& p : cv::Mat_<cv::Vec3b>(picture))
-        p = {uchar(rng.randint(0, 255)), uchar(rng.randint(0, 255)), uchar(rng.randint(0, 255))};
-      cv::resize(picture, picture, {w, h}, 0, 0, cv::INTER_CUBIC);
-      for (const std::string folder : {"coco/images/", "voc/JPEGImages/", "yolo/images/"}) {
-        fs::create_directories(dir / folder);
-        REQUIRE(cv::imwrite(dir / (folder + file), picture));
-      }
-      names.push_back(concat(file, " ", w, "x", h));
-      std::string txt, xml = concat("<filename>", file, "</filename><size><width>", w, "</width><height>", h,
-                                    "</height></size>");
+    for (int i = 0; i < 6; ++i) {
+      const int64_t w = 8 * rng.randint(12, 40), h = 8 * rng.randint(12, 40);
+      cv::Mat picture(int(h / 8), int(w / 8), CV_8UC3);
+      cv::RNG(uint64_t(i)).fill(picture, cv::RNG::UNIFORM, 0, 256);
+      cv::resize(picture, picture, {int(w), int(h)}, 0, 0, cv::INTER_CUBIC);
+      names.push_back(concat("photo", i, i % 3 == 2 ? ".png" : ".jpg"));
+      REQUIRE(cv::imwrite(dir / names.back(), picture));
       for (int k = 0; k < (i == 4 ? 0 : 3); ++k) {
-        const int x = int(rng.randint(0, w / 2)), y = int(rng.randint(0, h / 2)),
-                  bw = int(rng.randint(8, w / 2)), bh = int(rng.randint(8, h / 2)),
-                  cls = int(rng.randint(0, 1));
-        boxes.push_back(concat(i + 1, " ", cls + 1, " [", x, ",", y, ",", bw, ",", bh, "]"));
-        xml += object(cls ? "dog" : "cat", concat(x, " ", y, " ", x + bw, " ", y + bh));
-        txt += concat(cls, std::setprecision(17), " ", (x + bw / 2.0) / w, " ", (y + bh / 2.0) / h, " ",
-                      1.0 * bw / w, " ", 1.0 * bh / h, "\n");
+        const int64_t x = rng.randint(0, w / 2), y = rng.randint(0, h / 2);
+        boxes.push_back(concat(i + 1, " ", 1 + k % 2, " [", x, ",", y, ",", w / 2 - k, ",", h / 4, "]"));
       }
-      write_text(dir / ("voc/Annotations/" + name + ".xml"), voc(xml));
-      if (!txt.empty()) write_text(dir / ("yolo/labels/" + name + ".txt"), txt);
     }
-    put(dir, {{"coco/annotations/all.json", coco(names, boxes, {"cat", "dog"})},
-              {"yolo/data.yaml", "train: images\nval: images\nnames: [cat, dog]\n"}});
+    put(dir, {{"all.json", coco(names, boxes, {"cat", "dog"})}});
+    data = dataset(dir / "all.json");
   }
 };
-const ThreeForms& forms() {
-  static const ThreeForms made;
+const RandomSet& random_set() {
+  static const RandomSet made;
   return made;
 }
 const cv::Size kInput{96, 64};
@@ -407,49 +362,19 @@ std::vector<Batch> training_batches(const Dataset& data, int threads = 2) {
 
 }  // namespace
 
-TEST_CASE("data: the same data in COCO, VOC and YOLO format gives the same batches") {
-  const Splits coco = load_splits({forms().dir / "coco"});
-  CHECK(coco.train.problems->lines().empty());
-  const auto want = training_batches(coco.train);
-  for (const std::string form : {"coco/annotations/all.json", "voc", "yolo", "yolo/data.yaml"}) {
-    const Splits splits = load_splits({forms().dir / form});
-    CHECK(splits.same);
-    CHECK(has(splits.val.name, "warning: the training images; --val-fraction"));
-    const auto warns = [](const Dataset& val) {
-      return std::any_of(val.notes.begin(), val.notes.end(),
-                         [](const auto& note) { return has(note, "images that ./train would train on"); });
-    };
-    const Dataset val = load_splits({forms().dir / form}, false).val;
-    CHECK(val.records.size() == ThreeForms::kImages);
-    CHECK(warns(val) == !has(form, "yolo"));  // its data.yaml names two splits, of which eval reads one
-    CHECK_FALSE(warns(load_splits({forms().dir / form, {}, 0.2}, false).val));
-    CHECK_MESSAGE(splits.train.problems->lines().empty(), splits.train.problems->lines().front());
-    CHECK(splits.train.classes == coco.train.classes);
-    REQUIRE(splits.train.records.size() == coco.train.records.size());
-    const auto got = training_batches(splits.train);
-    REQUIRE(got.size() == want.size());
-    for (size_t i = 0; i < got.size(); ++i) {
-      CHECK(torch::equal(got[i].images, want[i].images));
-      CHECK(torch::allclose(got[i].targets.boxes, want[i].targets.boxes, 1e-6, 1e-4));  // YOLO txt is rounded
-      CHECK(torch::equal(got[i].targets.classes, want[i].targets.classes));
-    }
-  }
-}
-
 PROGRAM_TEST(
     "data: a packed data set gives the same batches bit for bit; an incomplete one is refused and can be "
     "completed") {
   TempDir dir;
-  const Splits from_files = load_splits({forms().dir / "coco"});
+  const Dataset& from_files = random_set().data;
   const std::string file = dir / "packed\x1b[31m.lmdb";
   // Returns what ./pack says, and "failed: " first if it fails.
   const auto pack = [&](const std::string& data, const std::string& before = "") {
-    const int code = std::system(
-        concat(before, "$YOLOX_PROGRAMS/pack --data ", data, " --out ", file, " > ", dir / "out.txt", " 2>&1")
-            .c_str());
+    const std::string command = concat(before, "$YOLOX_PROGRAMS/pack --data ", data, " --out ", file, " > ");
+    const int code = std::system((command + (dir / "out.txt") + " 2>&1").c_str());
     return (code == 0 ? "" : "failed: ") + contents(dir / "out.txt");
   };
-  const std::string coco = forms().dir / "coco";
+  const std::string coco = random_set().dir / "all.json";
   // Room for some of the images only: ulimit -f limits the file size, in blocks of 1024 bytes.
   const std::string full = pack(coco, "trap '' XFSZ; ulimit -f 60; ");
   CHECK(full.starts_with("failed: "));
@@ -461,11 +386,11 @@ PROGRAM_TEST(
 
   const Splits packed = load_splits({file});
   CHECK(packed.same);
-  CHECK(packed.train.classes == from_files.train.classes);
-  CHECK(same(training_batches(packed.train), training_batches(from_files.train)));
-  const int64_t n = from_files.val.records.size();
+  CHECK(packed.train.classes == from_files.classes);
+  CHECK(same(training_batches(packed.train), training_batches(from_files)));
+  const int64_t n = from_files.records.size();
   CHECK(same(batches(evaluation_items(load_splits({file}, false).val), 0, n, 4, kInput, 2),
-             batches(evaluation_items(from_files.val), 0, n, 4, kInput, 2)));
+             batches(evaluation_items(from_files), 0, n, 4, kInput, 2)));
   CHECK_HAS(error_of([&] { load_splits({file, "test"}, false); }), "only val can be evaluated");
   const std::string whole = contents(file);
   write_text(file, whole.substr(0, whole.size() - 20000));
@@ -507,11 +432,10 @@ PROGRAM_TEST(
 
 TEST_CASE("data: cached images give the same boxes and similar pixels, bit-identical in RAM and on disk") {
   const TempDir dir;
-  const Splits files = load_splits({forms().dir / "coco"});
-  const auto want = training_batches(files.train);
+  const auto want = training_batches(random_set().data);
   std::vector<std::vector<Batch>> got;
   for (const bool on_disk : {false, true}) {
-    Dataset cached = files.train;
+    Dataset cached = random_set().data;
     const auto cache = std::make_shared<ImageCache>(cached, kInput);
     if (on_disk)
       cache->open_on_disk(dir.path.string(), cached, 2, {});
@@ -533,8 +457,7 @@ TEST_CASE("data: cached images give the same boxes and similar pixels, bit-ident
   CHECK(difference < 4);  // of 255: cached images are resampled once more
 }
 
-PROGRAM_TEST(
-    "data: an image that cannot be decoded from a packed or cached data set is replaced, and listed") {
+PROGRAM_TEST("data: an image that cannot be decoded from a packed or cached set is replaced, and listed") {
   TempDir dir;
   write_noise(dir / "images/a.png", 0);
   write_image(dir / "images/b.png", 40, 30, {1, 1, 1});
@@ -549,9 +472,8 @@ PROGRAM_TEST(
   damaged.replace(damaged.size() / 2, 4, "nope");  // its header and its end are intact
   write_text(dir / "images/a.png", damaged);
   const std::string file = dir / "p.lmdb";
-  REQUIRE(std::system(
-              concat("$YOLOX_PROGRAMS/pack --data ", dir / "x.json", " --out ", file, " > ", dir / "out.txt")
-                  .c_str()) == 0);
+  const std::string pack = concat("$YOLOX_PROGRAMS/pack --data ", dir / "x.json", " --out ", file, " >&2");
+  REQUIRE(std::system(pack.c_str()) == 0);
   CHECK_FALSE(fs::exists(file + ".train.problems.txt"));  // ./pack copies the bytes
   check_replaced(load_splits({file}).train);
 
@@ -564,22 +486,6 @@ PROGRAM_TEST(
   const Batch mended = batches(plain_items(cached), 0, 2, 2, {32, 32}, 1).at(0);
   CHECK(mended.images.select(1, 0).max().item<int>() == 2);
 }
-
-SHARED_TEST("data: the two degenerate boxes of BCCD (Pascal VOC) are reported with file and line") {
-  std::string all;
-  for (const std::string split : {"val", "test"}) {
-    const Splits s = load_splits({shared("data/bccd"), split});
-    CHECK(s.train.records.size() == 205);
-    CHECK(s.val.records.size() == (split == "val" ? 87 : 72));
-    CHECK(s.train.classes == std::vector<std::string>{"Platelets", "RBC", "WBC"});
-    for (const auto* d : {&s.train, &s.val})
-      for (const auto& line : d->problems->lines()) all += line + "\n";
-  }
-  CHECK(has(all, "BloodImage_00338.xml:"));
-  CHECK(has(all, "BloodImage_00343.xml:50 [181, 329, 0, 0]"));
-}
-
-// ---- loader
 
 TEST_CASE("loader: threads live as long as the loader; memory, files and threads do not grow over 20 epochs" *
           runs_threads) {
@@ -665,21 +571,6 @@ TEST_CASE("loader: each epoch has every image once, in a new permutation" * runs
   CHECK(epoch_order(10, 0, 0) != epoch_order(10, 1, 0));
 }
 
-TEST_CASE("loader: evaluation reads each image once, in order; the last batch has the remaining images" *
-          runs_threads) {
-  const Dataset data = shapes_dataset(1, 1, 7);
-  const auto all = batches(evaluation_items(data), 0, 7, 3, {96, 64}, 2);
-  REQUIRE(all.size() == 3);
-  CHECK(all[0].images.sizes() == c10::IntArrayRef{3, 64, 96, 3});
-  CHECK(all[1].indices == std::vector<int64_t>{3, 4, 5});
-  CHECK(all[2].indices == std::vector<int64_t>{6});
-  const Image first = read_image(data, 0);
-  CHECK(all[0].scales[0].x == doctest::Approx(std::min(64.0 / first.rows, 96.0 / first.cols)).epsilon(0.02));
-  Loader loader(evaluation_items(data), 0, 0, 3, {96, 64}, 2, false);
-  CHECK(loader.done());
-  CHECK_HAS(error_of([&] { loader.next(); }), "after the last batch");
-}
-
 TEST_CASE("loader: next() throws the exception of a worker, and nothing hangs" * runs_threads) {
   const Loader::Make make = [](int64_t position, Image& image) {
     check(position != 5, "bad_5.jpg cannot be read");
@@ -694,6 +585,8 @@ TEST_CASE("loader: next() throws the exception of a worker, and nothing hangs" *
     CHECK(loader.next().indices == std::vector<int64_t>{6, 7});
   }
   Loader unused(make, 0, 1000, 2, {32, 32}, 3, false);  // destroyed while workers are busy
+  Loader empty(make, 0, 0, 2, {32, 32}, 3, false);
+  CHECK_HAS(error_of([&] { empty.next(); }), "after the last batch");
   // The message of an error in a library names the image.
   Dataset data;
   data.records = {{"some/a.png", 1, 64, 64, {}}};
@@ -751,9 +644,7 @@ TEST_CASE("loader: the number of boxes is not limited: an image with 500 beside 
         c10::IntArrayRef{2, 0, 4});
 }
 
-TEST_CASE(
-    "data: shapes: images are those of draw_shapes, ground truth equals the records, seeds and splits "
-    "differ") {
+TEST_CASE("data: shapes: images are those of draw_shapes, and the ground truth equals the records") {
   const Dataset data = shapes_dataset(4, 1, 5);
   CHECK(data.classes == shapes_classes());
   size_t annotations = 0;
@@ -770,11 +661,7 @@ TEST_CASE(
     }
   }
   CHECK(data.truth.annotations.size() == annotations);
-  CHECK(read_image(shapes_dataset(5, 1, 1), 0).size() != read_image(data, 0).size());
-  CHECK(read_image(shapes_dataset(4, 0, 1), 0).size() != read_image(data, 0).size());
 }
-
-// ---- pixels
 
 TEST_CASE("preprocess: BGR 0..255 from the file to the network, in channels-last order") {
   TempDir dir;
@@ -792,10 +679,7 @@ TEST_CASE("preprocess: BGR 0..255 from the file to the network, in channels-last
   }
   const Tensor pixels = torch::randint(0, 256, {2, 4, 6, 3}, torch::kByte);
   CHECK(torch::equal(preprocess(pixels, false), pixels.permute({0, 3, 1, 2}).to(torch::kFloat)));
-  const Tensor legacy = preprocess(pixels, true);
-  CHECK(legacy.is_contiguous(torch::MemoryFormat::ChannelsLast));
-  const double red = pixels[1][2][3][2].item<double>() / 255;
-  CHECK(legacy[1][0][2][3].item<double>() == doctest::Approx((red - 0.485) / 0.229).epsilon(1e-5));
+  CHECK(preprocess(pixels, true).is_contiguous(torch::MemoryFormat::ChannelsLast));
 }
 
 SHARED_TEST("preprocess: legacy preprocessing equals that of YOLOX 0.1.0") {
@@ -833,8 +717,7 @@ TEST_CASE("programs: loops of OpenCV use one thread, also in a worker, and OpenC
   CHECK(in_worker);
 }
 
-TEST_CASE(
-    "loader: --workers auto gives each loader of the machine its share of the cores, and at least one") {
+TEST_CASE("loader: --workers auto gives each loader of the machine its share of the cores, at least one") {
   CHECK(loader_threads(5) == 5);
   CHECK(loader_threads(0) == usable_cores());
   CHECK(loader_threads(0, 1000) == 1);
@@ -844,8 +727,7 @@ TEST_CASE(
 }
 
 TEST_CASE("loader: starts at most as many threads as images can be in progress" * runs_threads) {
-  const auto threads = [] { return std::distance(fs::directory_iterator("/proc/self/task"), {}); };
-  const auto before = threads();
+  const size_t before = entries_of("/proc/self/task").size();
   std::atomic<bool> go{false};
   Loader loader(
       [&](int64_t, Image&) {
@@ -853,6 +735,6 @@ TEST_CASE("loader: starts at most as many threads as images can be in progress" 
         return Item();
       },
       0, 100, 2, {32, 32}, /*threads=*/50, false);
-  CHECK(threads() - before == 6);
+  CHECK(entries_of("/proc/self/task").size() == before + 6);
   go = true;
 }

@@ -15,8 +15,6 @@ const std::string kLine = "0 0.5 0.5 0.2 0.4\n";
 
 }  // namespace
 
-// ---- COCO
-
 TEST_CASE("formats: COCO data sets are found in the common folder layouts") {
   std::istringstream layouts(R"(
 annotations/instances_train2017.json annotations/instances_val2017.json train2017/a.png val2017/b.png
@@ -41,8 +39,7 @@ annotations/person_keypoints_train2017.json annotations/person_keypoints_val2017
   }
 }
 
-TEST_CASE(
-    "formats: the images of a COCO file are found in one folder or several, and never those of another one") {
+TEST_CASE("formats: the images of a COCO file are found in one folder or several, never those of another") {
   const std::string table = R"(
 by name | TWO train/1.jpg train/2.jpg val/1.jpg val/2.jpg images/1.jpg | DIR/train/1.jpg DIR/train/2.jpg
  | DIR/val/1.jpg
@@ -81,7 +78,7 @@ the file is beside the images | images/x.json(images/a.jpg) images/a.jpg --data=
  | : DIR/images/a.jpg
 with the data set | set/x.json(set/images/a.jpg) set/images/a.jpg --data=set/x.json | : DIR/set/images/a.jpg
 relative to annotations | annotations/x.json(../images/a.jpg) images/a.jpg | : DIR/images/a.jpg | !note
-of Windows | annotations/x.json(images\\sub\\a.jpg) images/sub/a.jpg | : DIR/images/sub/a.jpg
+of Windows | annotations/x.json(images\sub\a.jpg) images/sub/a.jpg | : DIR/images/sub/a.jpg
 absolute | annotations/x.json(DIR/elsewhere/a.jpg) elsewhere/a.jpg | : DIR/elsewhere/a.jpg
 absolute, outside of the data set | set/annotations/x.json(DIR/elsewhere/a.jpg) elsewhere/a.jpg --data=set
  | : DIR/elsewhere/a.jpg
@@ -95,8 +92,8 @@ a folder is no image | x.json(images/) images/a.jpg | none of its images
       rows(replaced(replaced(table, "TWO", "annotations/train.json(1.jpg,2.jpg) annotations/val.json(1.jpg)"),
                     "LONG", std::string(5000, 'a'))));
   // Paths of another machine are found by their ends.
-  for (const std::string name : {R"(..\\..\\upload\\1\\x.jpg)", "images/1/x.jpg", "/mnt/set/1/x.jpg",
-                                 R"(C:\\sets\\1\\x.jpg)", "https://bucket.example/a/1/x.jpg"}) {
+  for (const std::string name : {R"(..\..\upload\1\x.jpg)", "images/1/x.jpg", "/mnt/set/1/x.jpg",
+                                 R"(C:\sets\1\x.jpg)", "https://bucket.example/a/1/x.jpg"}) {
     INFO(name);
     TempDir dir;
     put(dir, files("annotations/train.json(" + name + ") pictures/1/x.jpg pictures/2/x.jpg"));
@@ -144,11 +141,10 @@ no split, named | one.json(1.jpg) two.json(1.jpg) 1.jpg --split=two | one split 
   for (const std::string split : {"val", "test"})
     text = replaced(text, "VAL(" + split + ")", "annotations/instances_" + split + ".json(2.jpg)");
   check_rows(rows(text));
-  for (const std::string data : {"shapes", "DIR", "x.lmdb"})
-    CHECK_HAS(error_of([&] {
-                load_splits({data == "DIR" ? fs::temp_directory_path().string() : data, {}, 0, "far"});
-              }),
-              "--images is for a COCO JSON file, not for --data ");
+  for (const std::string data : {"shapes", YOLOX_SOURCE_DIR, "x.lmdb"}) {
+    const DataOptions options{data, {}, 0, "far"};
+    CHECK_HAS(error_of([&] { load_splits(options); }), "--images is for a COCO JSON file, not for --data ");
+  }
   // Files of other programs are left out.
   const Names others = {R"({"categories": [{"id": 0, "name": "cat"}], "info": {"year": 2024}})",
                         R"({"images": 12, "annotations": 90})", R"([{"id": 1}])", R"({"1": "cat"})", ""};
@@ -173,23 +169,18 @@ no split, named | one.json(1.jpg) two.json(1.jpg) 1.jpg --split=two | one split 
 }
 
 TEST_CASE("formats: COCO images that are listed twice are put together; two names of one file are an error") {
-  const auto twice = [](const Names& images, const std::string& second = "[5,6,7,8]") {
-    return Files{
-        {"train.json", coco(images, {"3 1 [1,2,3,4]", "1 1 " + second})}, {"a.png", ""}, {"b.png", ""}};
-  };
-  check_rows({{"twice",
-               twice({"a.png 0x30", "b.png", "a.png 40x30"}),
-               {"DIR/a.png DIR/b.png\n", "1 of image 1 class 1 [1 2 3 4]", "2 of image 1 class 1 [5 6 7 8]",
-                "1 images repeat the file_name of another one, such as image 3"}},
-              {"a list that was appended to itself",
-               twice({"a.png", "b.png", "a.png"}, "[1,2,3,4]"),
-               {"1 of image 1 class 1 [1 2 3 4]", "!annotation 2"}},
-              {"another size",
-               twice({"a.png 40x30", "b.png", "a.png 41x30"}),
-               {"the images 1 (a.png, 40x30) and 3 (a.png, 41x30)"}},
-              {"two names of one file",
-               twice({"x/1/a.png", "c.png", "x/2/a.png"}),
-               {"are read from the same file"}}});
+  const std::string table = R"(
+twice | train.json(a.png 0x30,b.png,a.png 40x30;3 1 [1,2,3,4];1 1 [5,6,7,8]) a.png b.png | DIR/a.png DIR/b.png\n
+ | 1 of image 1 class 1 [1 2 3 4] | 2 of image 1 class 1 [5 6 7 8]
+ | 1 images repeat the file_name of another one, such as image 3
+a list that was appended to itself | train.json(a.png,b.png,a.png;3 1 [1,2,3,4];1 1 [1,2,3,4]) a.png b.png
+ | 1 of image 1 class 1 [1 2 3 4] | !annotation 2
+another size | train.json(a.png 40x30,b.png,a.png 41x30;3 1 [1,2,3,4]) a.png b.png
+ | the images 1 (a.png, 40x30) and 3 (a.png, 41x30)
+two names of one file | train.json(x/1/a.png,c.png,x/2/a.png;3 1 [1,2,3,4]) a.png b.png
+ | are read from the same file
+)";
+  check_rows(rows(table));
 }
 
 TEST_CASE("formats: a category without boxes that is the supercategory of all others is left out") {
@@ -213,14 +204,9 @@ TEST_CASE("formats: a category without boxes that is the supercategory of all ot
              loading);
   TempDir dir;
   put(dir, files(2, 3));
-  const auto classes = [&](size_t of_model) {
-    return load_splits({dir.path.string()}, false, of_model).val.classes;
-  };
-  CHECK(classes(0) == Names{"red", "white"});
-  CHECK(classes(3) == Names{"cells", "red", "white"});  // a model of another program
+  const Dataset of_three = load_splits({dir.path.string()}, false, /*model_classes=*/3).val;
+  CHECK(of_three.classes == Names{"cells", "red", "white"});  // a model of another program
 }
-
-// ---- Pascal VOC
 
 TEST_CASE("formats: Pascal VOC objects are read with class, box and line number") {
   TempDir dir;
@@ -374,24 +360,30 @@ TEST_CASE("formats: unreadable Pascal VOC files and objects are skipped and repo
   CHECK_HAS(reading(dir), "train.txt: is not UTF-8 text");
 }
 
-// ---- YOLO
-
 namespace {
 
 // A data set of one folder with these label files, of the images a.jpg, b.jpg, ...
-Files yolo(const Names& labels, const std::string& more = "", const std::string& image = "") {
-  Files files = {{"data.yaml", "train: images\nnames: [cat, dog]\n" + more}};
+Files yolo(const Names& labels) {
+  Files files = {{"data.yaml", "train: images\nnames: [cat, dog]\n"}};
   for (size_t i = 0; i < labels.size(); ++i)
-    files.insert(files.end(), {{concat("images/", char('a' + i), image.empty() ? ".jpg" : ".png"), image},
+    files.insert(files.end(), {{concat("images/", char('a' + i), ".jpg"), ""},
                                {concat("labels/", char('a' + i), ".txt"), labels[i]}});
   return files;
 }
 
+// Returns rows in which a(LINES), b(LINES) and c(LINES) are label files, each with a picture of 64x48 pixels.
+std::vector<Row> labelled(std::string table) {
+  for (const std::string name : {"a", "b", "c"})
+    table =
+        replaced(table, " " + name + "(", concat(" images/", name, ".png(@64x48) labels/", name, ".txt("));
+  std::vector<Row> all = rows(table);
+  for (Row& row : all) row.files.insert(row.files.begin(), yolo({})[0]);
+  return all;
+}
+
 }  // namespace
 
-TEST_CASE(
-    "formats: YOLO label lines are boxes or polygons; unreadable lines and files are reported with their "
-    "line") {
+TEST_CASE("formats: YOLO labels are boxes or polygons; unreadable lines and files are reported by line") {
   TempDir dir;
   put(dir, yolo({"\xEF\xBB\xBF"
                  "1 0.5 0.5 0.25 0.5\r\n\r\n  0\t0.125 0.25 1e-1 2.5E-1  \r\n"
@@ -487,39 +479,31 @@ TEST_CASE("formats: control characters in class names and problems are escaped")
   CHECK(contents(dir / "log.txt") == "a\\x1b[31m\n");
 }
 
-TEST_CASE(
-    "formats: YOLO labels with keypoints are recognised, also without kpt_shape; polygons stay polygons") {
+TEST_CASE("formats: YOLO labels with keypoints are recognised, also without kpt_shape; polygons are not") {
   const std::string line = "0 0.5 0.5 0.5 0.5", points = " 0.3 0.4 0.4 0.4 0.5 0.4 0.6 0.4",
-                    with_visibility = line + " 0.3 0.4 2 0.6 0.7 1 0 0 0\n", without = line + points + "\n",
-                    outside = line + " 0.3 0.4 0.3 0.4 0.3 0.4 0.99 0.4\n",
-                    whole = "a.txt:1 class 0 [0.25 0.25 0.5 0.5]";
-  const auto last = [&](const std::string& other) {
-    Names lines(10, without);
-    lines.back() = other;
-    return yolo(lines);
-  };
+                    whole = "a.txt:1 class 0 [0.25 0.25 0.5 0.5]", without = line + points + "\n";
+  const std::string table = R"(
+kpt_shape | data.yaml(train: images;names: [cat];kpt_shape: [2, 3]) a(BOX 0.1 0.1 2 0.2 0.2 2)
+ | a.txt:1 WHOLE | !label cannot
+visibilities, also an object without keypoints, and a keypoint outside of the box |
+ a(BOX 0.3 0.4 2 0.6 0.7 1 0 0 0;BOX) b(BOX 0.3 0.4 2 0.6 0.7 1 0 0 0) c(BOX 0.3 0.4 2 0.99 0.7 1 0 0 0)
+ | a.txt:1 WHOLE | c.txt:1 WHOLE | 3 labels are read as class, box and keypoints
+two keypoints, of which one is outside of the box | a(BOX 0.3 0.4 2 0.6 0.7 1) b(BOX 0.3 0.4 2 0.6 0.7 1)
+ c(BOX 0.3 0.4 2 0.99 0.7 2) | a.txt:1 WHOLE | c.txt:1 WHOLE
+a polygon that could be keypoints with visibilities | a(0 .3 .1 .3 .2 .2 .22 0 .2 .2 0)
+ b(0 .1 .1 .9 .1 .9 .9 .1 .9 .1 .5) | a.txt:1 class 0 [0 0 0.3 0.22] | !keypoints
+)";
+  check_rows(labelled(replaced(replaced(table, "WHOLE", "class 0 [0.25 0.25 0.5 0.5]"), "BOX", line)));
+  Names last_outside(10, without);
+  last_outside.back() = line + " 0.3 0.4 0.3 0.4 0.3 0.4 0.99 0.4\n";
+  // Without visibilities, small polygons may look like that: only a note.
   check_rows(
-      {{"kpt_shape",
-        yolo({line + " 0.1 0.1 2 0.2 0.2 2\n"}, "kpt_shape: [2, 3]\n"),
-        {whole, "!label cannot"}},
-       {"visibilities, also an object without keypoints, and a keypoint outside of the box",
-        yolo({with_visibility + line + "\n", with_visibility, line + " 0.3 0.4 2 0.99 0.7 1 0 0 0\n"}),
-        {whole, "c.txt:1 class 0 [0.25 0.25 0.5 0.5]", "3 labels are read as class, box and keypoints"}},
-       {"two keypoints, of which one is outside of the box",
-        yolo({line + " 0.3 0.4 2 0.6 0.7 1\n", line + " 0.3 0.4 2 0.6 0.7 1\n",
-              line + " 0.3 0.4 2 0.99 0.7 2\n"}),
-        {whole, "c.txt:1 class 0 [0.25 0.25 0.5 0.5]"}},
-       {"a polygon that could be keypoints with visibilities",
-        yolo({"0 .3 .1 .3 .2 .2 .22 0 .2 .2 0\n", "0 .1 .1 .9 .1 .9 .9 .1 .9 .1 .5\n"}),
-        {"a.txt:1 class 0 [0 0 0.3 0.22]", "!keypoints"}},
-       // Without visibilities, small polygons may look like that: only a note.
-       {"no visibilities", yolo(Names(10, without)), {"!" + whole, "read as polygons", "kpt_shape: [NUMBER"}},
-       {"a point outside of the box", last(outside), {"!" + whole, "!keypoints"}},
+      {{"no visibilities", yolo(Names(10, without)), {"!" + whole, "read as polygons", "kpt_shape: [NUMBER"}},
+       {"a point outside of the box", yolo(last_outside), {"!" + whole, "!keypoints"}},
        {"corners of a box", yolo(Names(10, line + " 0.4 0.4 0.6 0.4\n")), {"!" + whole, "!keypoints"}}});
 }
 
-TEST_CASE(
-    "formats: YOLO images are listed recursively and paired with label files; those without are reported") {
+TEST_CASE("formats: YOLO images are listed recursively, with label files; those without are reported") {
   TempDir dir;
   put(dir,
       files("images/a.JPG images/b.Jpeg images/sub/c.png images/sub/d.tiff images/e.bmp images/f.webp "
@@ -575,8 +559,7 @@ no other images | images/a.jpg images/a.png labels/a.txt(#0) data.yaml(train: im
   fs::current_path(before);
 }
 
-TEST_CASE(
-    "formats: data.yaml: image paths may be absolute or relative to several folders; each split has a key") {
+TEST_CASE("formats: data.yaml: image paths are absolute or relative to several folders; a split has a key") {
   const std::string table = R"(
 below the file | Y(train: images/train) set/images/train/a.jpg | TR set/images/train/a.jpg
 path | Y(path: .;train: images/train/) set/images/train/a.jpg | TR set/images/train/a.jpg
@@ -714,10 +697,7 @@ without labels | images/train/a.jpg | is no data set
   check_rows(rows(replaced(table, "BOX", " class 1 [0.4 0.3 0.2 0.4]")));
 }
 
-// ---- units, numbers and names
-
-TEST_CASE(
-    "formats: boxes that are no pixels, or classes that do not begin with 0, are refused in each format") {
+TEST_CASE("formats: boxes that are no pixels, and classes that begin with 1, are refused in each format") {
   // The same six boxes in each of 4 images of 160x120, in units by row.
   struct Unit {
     std::string wanted;
@@ -749,74 +729,43 @@ TEST_CASE(
     as_coco.emplace_back("x.json", coco(images, annotations));
     check_rows({{"COCO", as_coco, {u.wanted}}, {"VOC", as_voc, {u.wanted}}}, loading);
   }
-  const std::string pixels = "0 120 80 40 30\n", inside = "0 0.5 0.5 0.2 0.2\n0 0.95 0.5 0.1 0.2\n",
-                    out = "reach beyond their images, such as DIR/labels/", image = "@64x48";
-  check_rows(
-      {{"one wrong line is no reason to stop",
-        yolo({inside, "", pixels}, "", image),
-        {"one split", "box outside of the image: DIR/labels/c.txt:1"}},
-       {"pixels",
-        yolo({inside, pixels, "0 20 200 40 30\n0 600 400 4 3\n"}, "", image),
-        {"3 of 5 boxes " + out + "b.txt:1 [", "; YOLO labels are"}},
-       {"corners", yolo({"0 0.7 0.6 0.9 0.8\n"}, "", image), {"1 of 1 boxes " + out + "a.txt:1", "corners"}},
-       {"divided twice",
-        yolo({"0 0.005 0.005 0.002 0.002\n"}, "", image),
-        {"1 of 1 boxes are fractions", "divided by the image size twice?"}},
-       {"from 1",
-        yolo({"1 0.5 0.5 0.2 0.2\n", "2 0.5 0.5 0.2 0.2\n"}, "", image),
-        {"error: DIR/data.yaml (train): the labels have the classes 1 to 2, and none is 0, such as "
-         "DIR/labels/b.txt:1",
-         "subtract 1 from each class"}},
-       {"from 0",
-        yolo({"0 0.5 0.5 0.2 0.2\n", "2 0.5 0.5 0.2 0.2\n"}, "", image),
-        {"annotation of an unknown class: DIR/labels/b.txt:1", "one split"}}},
-      loading);
+  const std::string table = R"(
+one wrong line is no reason to stop | a(INSIDE) b() c(0 120 80 40 30)
+ | one split | box outside of the image: DIR/labels/c.txt:1
+pixels | a(INSIDE) b(0 120 80 40 30) c(0 20 200 40 30;0 600 400 4 3)
+ | 3 of 5 boxes OUT/b.txt:1 [ | ; YOLO labels are
+corners | a(0 0.7 0.6 0.9 0.8) | 1 of 1 boxes OUT/a.txt:1 | corners
+divided twice | a(0 0.005 0.005 0.002 0.002) | 1 of 1 boxes are fractions | divided by the image size twice?
+from 1 | a(#1) b(#2)
+ | error: DIR/data.yaml (train): the labels have the classes 1 to 2, and none is 0, such as DIR/labels/b.txt:1 | subtract 1 from each class
+from 0 | a(#0) b(#2) | annotation of an unknown class: DIR/labels/b.txt:1 | one split
+)";
+  const std::string inside = "0 0.5 0.5 0.2 0.2;0 0.95 0.5 0.1 0.2",
+                    out = "reach beyond their images, such as DIR/labels";
+  check_rows(labelled(replaced(replaced(table, "INSIDE", inside), "OUT", out)), loading);
 }
 
 TEST_CASE("formats: a box twice, also with another last digit, is one box; crowds alone are no objects") {
-  const auto json = [](const Names& boxes) {
-    return Files{{"x.json", coco({"a.png"}, boxes, {"a", "b"})}, {"a.png", "@160x120"}};
-  };
-  const std::string one = "box DIR/a.png class 0 [10 20 40 60]\n", crowd = ",\"iscrowd\":1";
-  check_rows({{"last digit",
-               json({"1 1 [10,20,30,40]", "1 1 [10.005,70,30,40]", "1 1 [10.01,20,30,39.99]"}),
-               {one, "duplicate box: DIR/x.json: annotation 3", "!annotation 2"}},
-              {"another class, near",
-               json({"1 1 [10,20,30,40]", "1 2 [10,20,30,40]", "1 1 [11,20,30,40]"}),
-               {"class 1", "!duplicate"}},
-              {"crowds",
-               json({"1 1 [10,20,30,40]" + crowd, "1 1 [50,20,30,40]" + crowd}),
-               {"error: DIR/x.json: all 2 boxes are crowds (iscrowd 1) or difficult objects"}},
-              {"difficult",
-               {{"a.png", "@160x120"}, {"a.xml", voc(object("a", "1 2 30 50", "<difficult>1</difficult>"))}},
-               {"all 1 boxes are crowds"}},
-              {"none", json({"1 1 [1,1,0,0]"}), {"no usable box", "the first problem: box without area"}},
-              {"empty", json({}), {"no usable box"}}},
+  const std::string table = R"(
+last digit | x.json(a.png;1 1 [10,20,30,40];1 1 [10.005,70,30,40];1 1 [10.01,20,30,39.99]) PICTURE
+ | box DIR/a.png class 0 [10 20 40 60]\n | duplicate box: DIR/x.json: annotation 3 | !annotation 2
+another class, near | x.json(a.png;1 1 [10,20,30,40];1 2 [10,20,30,40];1 1 [11,20,30,40]) PICTURE
+ | class 1 | !duplicate
+crowds | x.json(a.png;1 1 [10,20,30,40] crowd;1 1 [50,20,30,40] crowd) PICTURE
+ | error: DIR/x.json: all 2 boxes are crowds (iscrowd 1) or difficult objects
+none | x.json(a.png;1 1 [1,1,0,0]) PICTURE | no usable box | the first problem: box without area
+empty | x.json(a.png;) PICTURE | no usable box
+)";
+  const std::string picture = "a.png(@160x120)";
+  check_rows(rows(replaced(table, "PICTURE", picture)), loading);
+  const std::string difficult = object("a", "1 2 30 50", "<difficult>1</difficult>");
+  check_rows({{"VOC", {{"a.png", "@160x120"}, {"a.xml", voc(difficult)}}, {"all 1 boxes are crowds"}}},
              loading);
   TempDir dir;
-  put(dir, json({"1 1 [10,20,30,40]" + crowd, "1 1 [50,20,30,40]"}));
+  put(dir, files("x.json(a.png;1 1 [10,20,30,40] crowd;1 1 [50,20,30,40]) " + picture));
   Log log(dir / "log.txt", /*quiet=*/true);
   log_classes(log, load_splits({dir.path.string()}));
   CHECK_HAS(contents(dir / "log.txt"), "and 1 ignored regions (crowds, difficult objects)\n");
-}
-
-PROGRAM_TEST("eval: detections and a ground truth in fractions, or with corners, are refused") {
-  TempDir dir;
-  const auto eval = [&](const std::string& of_truth, const std::string& of_found) {
-    put(dir, {{"gt.json", coco({"a.png 160x120"}, {"1 1 " + of_truth})},
-              {"dt.json", "[{\"image_id\":1,\"category_id\":1,\"score\":0.9,\"bbox\":" + of_found + "}]"}});
-    const std::string command = concat("$YOLOX_PROGRAMS/eval --gt ", dir / "gt.json", " --dt ",
-                                       dir / "dt.json", " > ", dir / "out.txt 2>&1");
-    const bool refused = std::system(command.c_str()) != 0;
-    return concat(refused ? "refused " : "", contents(dir / "out.txt"));
-  };
-  const std::string right = "[80,60,40,50]", fractions = "[0.5,0.5,0.25,0.42]", corners = "[80,60,120,110]";
-  CHECK_HAS(eval(right, right), "AP");
-  CHECK_HAS(eval(fractions, right), "refused error: " + (dir / "gt.json: 1 of 1 boxes are fractions"));
-  CHECK_HAS(eval(right, fractions), "refused error: " + (dir / "dt.json: 1 of 1 boxes are fractions"));
-  CHECK_HAS(eval(right, corners),
-            "refused error: " + (dir / "dt.json: 1 of 1 boxes reach beyond their images"));
-  CHECK_HAS(eval(right, "[80,60,9000,9000]"), "AP");  // of an untrained model
 }
 
 TEST_CASE("formats: class names are compared in one normal form, and a message says what differs") {
@@ -834,12 +783,10 @@ TEST_CASE("formats: class names are compared in one normal form, and a message s
       {"a Cyrillic letter",
        pair("disc", "dis\u0441"),
        {"differ in a character: \"\u0441\" (2 bytes) and \"c\" (1 bytes)"}}};
-  for (const auto& [train, val] : {std::pair("disc ", "disc"),
-                                   {" red  disc", "red disc"},
-                                   {"red\u00a0disc", "red disc"},
-                                   {"B\u00e4r", "Ba\u0308r"},
-                                   {"A\u030a\u017c", "\u00c5z\u0307"},
-                                   {"\u3000\u732b", "\u732b"}})
+  const std::vector<std::pair<std::string, std::string>> equal = {
+      {"disc ", "disc"},         {" red  disc", "red disc"},         {"red\u00a0disc", "red disc"},
+      {"B\u00e4r", "Ba\u0308r"}, {"A\u030a\u017c", "\u00c5z\u0307"}, {"\u3000\u732b", "\u732b"}};
+  for (const auto& [train, val] : equal)
     all.push_back(
         {val,
          pair(train, val),
@@ -847,15 +794,8 @@ TEST_CASE("formats: class names are compared in one normal form, and a message s
           "!left out"}});
   check_rows(all, loading);
   CHECK(normal_name("a\u0308\u0323 \xff\u00df") == "\u00e4\u0323 \xff\u00df");
-  check_rows({{"VOC",
-               {{"a.jpg", ""},
-                {"b.jpg", ""},
-                {"a.xml", voc(object("red disc"))},
-                {"b.xml", voc(object("red\u00a0disc "))}},
-               {"classes red disc\n"}}});
+  check_rows(rows("VOC | a.jpg b.jpg a.xml(red disc) b.xml(red\u00a0disc ) | classes red disc\\n"));
 }
-
-// ---- which format a folder has
 
 TEST_CASE("formats: in an ambiguous folder data.yaml has priority, then COCO, Pascal VOC and YOLO") {
   const std::string table = R"(
@@ -884,88 +824,45 @@ unknown | a.jpg b.log d/e/f.xml package.json({"name": "x"}) | annotations/*.json
 }
 
 TEST_CASE("formats: data sets of formats that are not read are refused by name, with the way out") {
-  for (const auto& row : std::vector<std::array<std::string, 3>>{
-           {"a.zip", "PK\3\4", "an archive; unpack it"},
-           {"a.tar.gz", "\x1F\x8B\x08", "an archive; unpack it"},
-           {"a.json", R"({"version": "5", "shapes": [], "imagePath": "a.jpg"})",
-            "a file of labelme; convert it"},
-           {"via.json", R"({"a.jpg1": {"regions": [{"shape_attributes": {"name": "rect"}}]}})",
-            "a file of VIA; "},
-           {"b.json", R"({"objects": [{"classTitle": "cat", "points": {}}]})", "a file of Supervisely; "},
-           {"tasks.json", R"([{"result": [{"from_name": "label", "to_name": "image"}]}])",
-            "a file of Label Studio; "},
-           {"c.json", R"([{"annotations": [{"label": "cat", "coordinates": {"x": 1}}]}])",
-            "a CreateML file; "},
-           {"boxes.csv", "ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax\n",
-            "a table of Open Images; "},
-           {"train.csv", "filename,width,height,class,xmin,ymin,xmax,ymax\n", "a CSV table; "},
-           {"label_2/0.txt", "Car 0.00 0 -1.57 1 2 3 4 1.5 1.6 3.7 1.0 1.6 9.0 -1.5\n",
-            "a label file of KITTI; "},
-           {"a.tfrecord", "x", "a TFRecord or Parquet file; "}}) {
-    const std::string wanted = "DIR/x/" + row[0] + " is " + row[2];
-    const Files set = {{"x/" + row[0], row[1]}, {"x/a.jpg", ""}};
-    check_rows({{row[0], set, {wanted}, {"x"}}});
-    if (!row[0].ends_with(".txt") && !row[0].ends_with(".tfrecord"))
-      check_rows({{row[0], set, {wanted}, {"x/" + row[0]}}});
+  const std::string table = R"(
+zip | x/a.zip(PK@) | DIR/x/a.zip is an archive; unpack it
+tar | x/a.tar.gz(GZ@) | DIR/x/a.tar.gz is an archive; unpack it
+labelme | x/a.json({"version": "5", "shapes": [], "imagePath": "a.jpg"}) | DIR/x/a.json is a file of labelme; convert it
+VIA | x/via.json({"a.jpg1": {"regions": [{"shape_attributes": {"name": "rect"}}]}}) | DIR/x/via.json is a file of VIA; 
+Supervisely | x/b.json({"objects": [{"classTitle": "cat", "points": {}}]}) | DIR/x/b.json is a file of Supervisely; 
+Label Studio | x/tasks.json([{"result": [{"from_name": "label", "to_name": "image"}]}])
+ | DIR/x/tasks.json is a file of Label Studio; 
+CreateML | x/c.json([{"annotations": [{"label": "cat", "coordinates": {"x": 1}}]}]) | DIR/x/c.json is a CreateML file; 
+Open Images | x/boxes.csv(ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax;)
+ | DIR/x/boxes.csv is a table of Open Images; 
+a CSV table | x/train.csv(filename,width,height,class,xmin,ymin,xmax,ymax;) | DIR/x/train.csv is a CSV table; 
+KITTI | x/label_2/0.txt(Car 0.00 0 -1.57 1 2 3 4 1.5 1.6 3.7 1.0 1.6 9.0 -1.5;)
+ | DIR/x/label_2/0.txt is a label file of KITTI; 
+TFRecord | x/a.tfrecord(x) | DIR/x/a.tfrecord is a TFRecord or Parquet file; 
+)";
+  for (Row& row : rows(replaced(replaced(table, "PK@", "PK\3\4"), "GZ@", "\x1F\x8B\x08"))) {
+    const std::string file = row.files[0].first;
+    row.files.emplace_back("x/a.jpg", "");
+    row.options.data = "x";
+    check_rows({row});
+    row.options.data = file;
+    if (!file.ends_with(".txt") && !file.ends_with(".tfrecord")) check_rows({row});
   }
 }
 
-// ---- parts of a data set
-
-TEST_CASE("formats: --val-fraction holds out images of a single split, the same for each program") {
-  TempDir dir;
-  Names images, boxes;
-  put(dir, {{"yolo/classes.txt", "cat\n"}});
-  for (int i = 0; i < 20; ++i) {
-    put(dir, {{concat("yolo/", i, ".jpg"), ""},
-              {concat("coco/", i, ".jpg"), ""},
-              {concat("yolo/", i, ".txt"), concat("\n0 0.5 0.5 0.2 0.", i + 10, "\n")}});
-    images.push_back(concat(i, ".jpg"));
-    boxes.push_back(concat(i + 1, " 1 [1,2,3,4]"));
-  }
-  put(dir, {{"coco/a.json", coco(images, boxes)}});
-  const auto stems = [](const Source& s) {
-    std::set<std::string> names;
-    for (const auto& file : s.files) names.insert(fs::path(file).filename().string());
-    return names;
-  };
-  const Sources coco_part = read_sources({dir / "coco", {}, 0.2}),
-                yolo_part = read_sources({dir / "yolo", {}, 0.2});
-  for (const Sources* s : {&coco_part, &yolo_part}) {
-    CHECK_FALSE(s->same);
-    CHECK(s->train.name != s->val.name);
-    std::set<std::string> all = stems(s->train);
-    CHECK(all.size() == 16);
-    all.merge(stems(s->val));
-    CHECK(all.size() == 20);
-    for (const Source* part : {&s->train, &s->val}) {
-      REQUIRE(part->coco.annotations.size() == part->files.size());
-      for (size_t i = 0; i < part->files.size(); ++i)
-        CHECK(part->coco.annotations[i].image_id == part->coco.images[i].id);
-    }
-  }
-  CHECK(stems(coco_part.val) == stems(yolo_part.val));
-  CHECK(read_sources({dir / "yolo", {}, 0.2}, false).val.files == yolo_part.val.files);
-  for (size_t i = 0; i < yolo_part.val.files.size(); ++i)  // the label belongs to the image
-    CHECK(yolo_part.val.where(i) ==
-          fs::path(yolo_part.val.files[i]).replace_extension(".txt").string() + ":2");
-  CHECK(read_sources({dir / "yolo", {}, 0.001}).val.files.size() == 1);
-  put(dir, {{"coco/val.json", coco(images, {})}});
-  fs::rename(dir / "coco/a.json", dir / "coco/train.json");
-  CHECK_HAS(reading(dir, {"coco", "", 0.2}), "--val-fraction is for data with one split, but --data");
-  CHECK_HAS(error_of([&] {
-              load_splits({"shapes", {}, 0.2});
-            }),
-            "--val-fraction is for COCO, VOC and YOLO files");
-}
-
-TEST_CASE("formats: --val-fraction keeps copies of a picture and frames of a video on one side") {
+TEST_CASE("formats: --val-fraction holds out the same images in each format, no copies and no video frames") {
   struct Case {
     std::string note;
     std::string (*name)(int);  // of image i of 60
     int group;                 // number of images that stay together
     int classes = 1;
   };
+  const auto names = [](const Source& s) {
+    std::set<std::string> all;
+    for (const auto& file : s.files) all.insert(fs::path(file).stem());
+    return all;
+  };
+  TempDir dir;
   for (const Case& c :
        {Case{"copies of a picture (NAME.rf.HASH)",
              [](int i) { return concat("IMG_", i / 3, "_jpg.rf.", i * 7919 % 1000, "abc"); }, 3},
@@ -976,27 +873,51 @@ TEST_CASE("formats: --val-fraction keeps copies of a picture and frames of a vid
              [](int i) { return concat("kind", char('a' + i / 6), formatted("_%06d", i)); }, 1, 10},
         Case{"the images are numbered", [](int i) { return concat("clip_", i); }, 1}}) {
     INFO(c.name(0));
-    TempDir dir;
+    for (const std::string form : {"coco", "yolo"}) fs::remove_all(dir / form);
+    put(dir, {{"yolo/classes.txt", "a\nb\nc\nd\ne\nf\ng\nh\ni\nj\n"}});
     Names images, boxes;
     for (int i = 0; i < 60; ++i) {
+      const int cls = i * c.classes / 60;
       images.push_back(c.name(i) + ".jpg");
-      boxes.push_back(concat(i + 1, " ", i * c.classes / 60 + 1, " [1,2,3,4]"));
-      put(dir, {{images.back(), ""}});
+      boxes.push_back(concat(i + 1, " ", cls + 1, " [1,2,3,4]"));
+      put(dir, {{"coco/" + images.back(), ""},
+                {"yolo/" + images.back(), ""},
+                {"yolo/" + c.name(i) + ".txt", concat("\n", cls, " 0.5 0.5 0.2 0.", i + 10, "\n")}});
     }
-    put(dir, {{"x.json", coco(images, boxes, Names(10, "a"))}});
-    const Sources s = read_sources({dir.path.string(), {}, 0.2});
-    CHECK(s.val.files.size() == 12);
-    std::set<int64_t> in_train, in_val;
-    for (const auto& image : s.train.coco.images) in_train.insert((image.id - 1) / c.group);
-    for (const auto& image : s.val.coco.images) in_val.insert((image.id - 1) / c.group);
-    for (const int64_t group : in_val) CHECK_FALSE(in_train.count(group));
-    CHECK_HAS(described("val", s.val), c.note);
+    put(dir, {{"coco/train.json", coco(images, boxes, Names(10, "a"))}});
+    const Sources of_coco = read_sources({dir / "coco", {}, 0.2}),
+                  of_yolo = read_sources({dir / "yolo", {}, 0.2});
+    CHECK(names(of_coco.val) == names(of_yolo.val));
+    for (const Sources* s : {&of_coco, &of_yolo}) {
+      CHECK_FALSE(s->same);
+      CHECK(s->train.name != s->val.name);
+      CHECK(s->val.files.size() == 12);
+      std::set<std::string> all = names(s->train);
+      CHECK(all.size() == 48);
+      all.merge(names(s->val));
+      CHECK(all.size() == 60);
+      for (const Source* part : {&s->train, &s->val}) {
+        REQUIRE(part->coco.annotations.size() == part->files.size());
+        for (size_t i = 0; i < part->files.size(); ++i)
+          CHECK(part->coco.annotations[i].image_id == part->coco.images[i].id);
+      }
+    }
+    std::set<int64_t> in_train;
+    for (const auto& image : of_coco.train.coco.images) in_train.insert((image.id - 1) / c.group);
+    for (const auto& image : of_coco.val.coco.images) CHECK_FALSE(in_train.count((image.id - 1) / c.group));
+    CHECK_HAS(described("val", of_coco.val), c.note);
+    CHECK(read_sources({dir / "yolo", {}, 0.2}, false).val.files == of_yolo.val.files);
+    for (size_t i = 0; i < 12; ++i)  // the label belongs to the image
+      CHECK(of_yolo.val.where(i) == fs::path(of_yolo.val.files[i]).replace_extension(".txt").string() + ":2");
   }
+  CHECK(read_sources({dir / "yolo", {}, 0.001}).val.files.size() == 1);
+  put(dir, {{"coco/val.json", coco({"clip_1.jpg"})}});
+  CHECK_HAS(reading(dir, {"coco", "", 0.2}), "--val-fraction is for data with one split, but --data");
+  const DataOptions shapes{"shapes", {}, 0.2};
+  CHECK_HAS(error_of([&] { load_splits(shapes); }), "--val-fraction is for COCO, VOC and YOLO files");
 }
 
-TEST_CASE(
-    "formats: splits of the same images are one split; images in both are counted, however paths are "
-    "written") {
+TEST_CASE("formats: splits of the same images are one; images in both are counted, by whatever path") {
   const std::string set =
       "images/a.jpg images/b.jpg images/c.jpg other/images/a.jpg other/images/b.jpg labels/a.txt(#0) "
       "labels/b.txt(#0) labels/c.txt(#0) some.txt(DIR/images/b.jpg;./other/images/b.jpg) ";
@@ -1016,33 +937,35 @@ TEST_CASE(
   fs::create_hard_link(dir / "images/b.jpg", dir / "val/images/x.jpg");
   fs::copy_file(dir / "images/c.jpg", dir / "val/images/c.jpg");
   CHECK_HAS(reading(dir), "2 of 3 images are training images, too");
+  TempDir one;  // a single split, which is evaluated
+  put(one,
+      files("images/a.png(@64x48) images/b.png(@64x48) labels/a.txt(#0) labels/b.txt(#0) classes.txt(cat)"));
+  CHECK_HAS(load_splits({one.path.string()}).val.name, "warning: the training images; --val-fraction");
+  for (const double held_out : {0., 0.5}) {
+    const Dataset val = load_splits({one.path.string(), {}, held_out}, /*with_train=*/false).val;
+    CHECK(has(described("", val), "images that ./train would train on") == (held_out == 0));
+  }
 }
 
 TEST_CASE("formats: images whose 16 bits have few values are refused with a command that converts them") {
-  const auto deep = [](const std::string& a, const std::string& b, const std::string& extension = ".png") {
-    return Files{{"images/a" + extension, a},
-                 {"images/b" + extension, b},
-                 {"labels/a.txt", kLine},
-                 {"data.yaml", "train: images\nnames: [cat]"}};
-  };
-  const std::string refused = "the images of 16 bits have only the values ";
-  check_rows(
-      {{"12 bits",
-        deep("@64x48 0-4095", "@64x48 16-900"),
-        {"error: DIR/data.yaml (train): " + refused + "0 to 4095 of 65535, such as DIR/images/b.png",
-         "imread(f, -1)", "- 0) * (255 / 4095))", "sys.argv[1:]]\" DIR/images/*.png"}},
-       {"14 bits of a thermal camera",
-        deep("@64x48 7000-7900", "@64x48 7100-8020"),
-        {refused + "7000 to 8020", "- 7000) * (255 / 1020)"}},
-       {"TIFF", deep("@64x48 22000-24040", "@64x48 22000-22001", ".tiff"), {refused + "22000 to 24040"}},
-       {"PGM", deep("@64x48 0-255", "@64x48 0-255", ".pgm"), {refused + "0 to 255"}},
-       {"one value", deep("@64x48 300-300", "@64x48 300-300"), {refused + "300 to 300"}},
-       {"16 bits", deep("@64x48 0-60000", "@64x48 0-100"), {"one split", "!error"}},  // the range of all
-       {"8 bits", deep("@64x48", "@64x48"), {"one split", "!error"}},
-       {"8 bits in a TIFF", deep("@64x48", "@64x48", ".tif"), {"one split", "!error"}}},
-      loading);
+  const std::string table = R"(
+12 bits | images/a.png(@64x48 0-4095) images/b.png(@64x48 16-900) LABELS
+ | error: DIR/data.yaml (train): REFUSED 0 to 4095 of 65535, such as DIR/images/b.png
+ | imread(f, -1) | - 0) * (255 / 4095)) | sys.argv[1:]]" DIR/images/*.png
+14 bits of a thermal camera | images/a.png(@64x48 7000-7900) images/b.png(@64x48 7100-8020) LABELS
+ | REFUSED 7000 to 8020 | - 7000) * (255 / 1020)
+TIFF | images/a.tiff(@64x48 22000-24040) images/b.tiff(@64x48 22000-22001) LABELS | REFUSED 22000 to 24040
+PGM | images/a.pgm(@64x48 0-255) images/b.pgm(@64x48 0-255) LABELS | REFUSED 0 to 255
+one value | images/a.png(@64x48 300-300) images/b.png(@64x48 300-300) LABELS | REFUSED 300 to 300
+16 bits, the range of all | images/a.png(@64x48 0-60000) images/b.png(@64x48 0-100) LABELS | one split | !error
+8 bits | images/a.png(@64x48) images/b.png(@64x48) LABELS | one split | !error
+8 bits in a TIFF | images/a.tif(@64x48) images/b.tif(@64x48) LABELS | one split | !error
+)";
+  const std::string refused = "the images of 16 bits have only the values ",
+                    labels = "labels/a.txt(#0) data.yaml(train: images;names: [cat])";
+  check_rows(rows(replaced(replaced(table, "REFUSED ", refused), "LABELS", labels)), loading);
   TempDir dir;
-  put(dir, deep("@64x48 0-4095", "@64x48 0-4095"));
+  put(dir, files("images/a.png(@64x48 0-4095) images/b.png(@64x48 0-4095) " + labels));
   cv::Mat hot(48, 64, CV_16UC4, cv::Scalar(900, 900, 900, 65535)), flt(48, 64, CV_16S, cv::Scalar(99));
   hot.at<cv::Vec4w>(5, 5) = {65535, 65535, 65535, 65535};  // one broken pixel, and alpha
   REQUIRE(cv::imwrite(dir / "images/a.png", hot));

@@ -5,8 +5,6 @@
 #include <sys/mman.h>
 
 #include <cstring>
-#include <new>
-#include <stdexcept>
 
 #include "base/memory.hpp"
 #include "run/step_memory.hpp"
@@ -78,15 +76,13 @@ TEST_CASE("memory: resident memory and its peak are measured, and the peak can b
   CHECK(peak_bytes() >= 0.5 * resident_bytes());
   reset_peak();  // the earlier tests have a peak too
   const double before = peak_bytes();
-  {
-    // mmap(), because the heap may contain as much free memory that is already resident.
-    const size_t bytes = 200 << 20;
-    void* block = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    REQUIRE(block != MAP_FAILED);
-    std::memset(block, 1, bytes);
-    CHECK(peak_bytes() > before + 100e6);
-    munmap(block, bytes);
-  }
+  // mmap(), because the heap may contain as much free memory that is already resident.
+  const size_t bytes = 200 << 20;
+  void* block = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(block != MAP_FAILED);
+  std::memset(block, 1, bytes);
+  CHECK(peak_bytes() > before + 100e6);
+  munmap(block, bytes);
   reset_peak();
   CHECK(peak_bytes() < before + 100e6);
 }

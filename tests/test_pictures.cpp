@@ -17,9 +17,8 @@ int ink(const cv::Mat& image) { return cv::countNonZero(image.reshape(1)); }
 
 }  // namespace
 
-TEST_CASE(
-    "pictures: a label is above its box, and within the image; it is legible on the colour of its class") {
-  const auto labels_of = [](const Box& box) {
+TEST_CASE("pictures: a label is above its box, within the image and legible; ignored regions have none") {
+  const auto label_of = [](const Box& box) {
     cv::Mat plain(400, 400, CV_8UC3, cv::Scalar::all(128)), with = plain.clone(), differs;
     draw_boxes(plain, {{box, ""}});
     draw_boxes(with, {{box, "cat"}});
@@ -27,11 +26,10 @@ TEST_CASE(
     cv::cvtColor(differs, differs, cv::COLOR_BGR2GRAY);
     return cv::boundingRect(differs);
   };
-  CHECK(labels_of({100, 200, 150, 240, 0}).br().y <= 201);
-  CHECK(labels_of({100, 200, 150, 240, 0}).y > 180);
-  CHECK(labels_of({-5, -5, 20, 20, 0}).width > 15);
-  CHECK(labels_of({390, 200, 400, 210, 0}).width > 15);
-  CHECK(labels_of({-1e9, -1e9, 1e9, 1e9, 0}).width > 15);  // an untrained network predicts such boxes
+  CHECK(label_of({100, 200, 150, 240, 0}).br().y <= 201);
+  CHECK(label_of({100, 200, 150, 240, 0}).y > 180);
+  for (const Box& box : {Box{-5, -5, 20, 20, 0}, {390, 200, 400, 210, 0}, {-1e9, -1e9, 1e9, 1e9, 0}})
+    CHECK(label_of(box).width > 15);  // an untrained network predicts boxes like the last one
   const auto luma = [](const cv::Scalar& v) { return 0.114 * v[0] + 0.587 * v[1] + 0.299 * v[2]; };
   for (int c = 0; c < 80; ++c) {
     CHECK(cv::norm(class_colour(c), class_colour(c + 1)) > 60);
@@ -39,24 +37,13 @@ TEST_CASE(
     draw_boxes(canvas, {{{50, 100, 350, 180, c}, "dog 0.93"}});
     double most = 0;
     for (const cv::Vec3b& v : cv::Mat_<cv::Vec3b>(canvas(cv::Rect(52, 88, 40, 9)).clone()))
-      most =
-          std::max(most, std::abs(luma({double(v[0]), double(v[1]), double(v[2])}) - luma(class_colour(c))));
+      most = std::max(most, std::abs(luma(cv::Vec3d(v)) - luma(class_colour(c))));
     CHECK_MESSAGE(most > 90, c);
   }
-}
-
-TEST_CASE("pictures: ignored regions are white and have no label") {
   cv::Mat image(100, 100, CV_8UC3, cv::Scalar::all(0));
   draw_boxes(image, {{{20, 30, 80, 90, kIgnoredRegion}, ""}});
   CHECK(image.at<cv::Vec3b>(30, 50) == cv::Vec3b::all(255));
   CHECK(ink(image(cv::Rect(22, 32, 57, 57))) == 0);
-  const Targets targets = make_targets({{{1, 1, 9, 9, 1}, {2, 2, 30, 40, kIgnoredRegion}}, {}});
-  const auto boxes = labelled_boxes(targets, {"a", "b"});
-  REQUIRE(boxes[0].size() == 2);
-  CHECK(boxes[0][0].text == "b");
-  CHECK(boxes[0][1].box.cls == kIgnoredRegion);
-  CHECK(boxes[0][1].box.x2 == 30);
-  CHECK(boxes[1].empty());
 }
 
 TEST_CASE("pictures: names beyond ASCII are drawn, or a note says why not; text is cut at the border") {
@@ -90,26 +77,27 @@ TEST_CASE("pictures: truth is on the left, predictions on the right, each with i
   };
   CHECK(std::abs(changed(draw_comparison(images, truth, none, names)) - 50) <= 2);
   CHECK(std::abs(changed(draw_comparison(images, none, found, names)) - (250 + 404)) <= 2);
-  for (const int x : {0, 404, 808, 1212}) {  // the title bar has letters over every image
-    double most = 0;
-    cv::minMaxLoc(cv::Mat(empty(cv::Rect(x, 0, 200, 16))).reshape(1), nullptr, &most);
-    CHECK_MESSAGE(most > 150, x);
-  }
+  for (const int x : {0, 404, 808, 1212})  // the title bar has letters over every image
+    CHECK_MESSAGE(ink(cv::Mat(empty(cv::Rect(x, 0, 200, 16))) > 150) > 0, x);
   // Small images are enlarged, so that text is legible.
   CHECK(draw_batch(torch::full({2, 64, 64, 3}, 9, torch::kByte), {{}, {}}).cols >= 640);
   CHECK(draw_batch(torch::full({1, 416, 416, 3}, 9, torch::kByte), {{}}).size() == cv::Size(416, 416));
 }
 
-TEST_CASE(
-    "pictures: the truth of an evaluation batch has the pixels of its image, and unreadable images none") {
+TEST_CASE("pictures: the truth of a batch has pixels of its images and class names, the smallest first") {
+  const Targets targets = make_targets({{{1, 1, 9, 9, 1}, {2, 2, 30, 40, kIgnoredRegion}}, {}});
+  const auto in_training = labelled_boxes(targets, {"a", "b"});
+  REQUIRE(in_training[0].size() == 2);
+  CHECK(in_training[0][0].text == "b");
+  CHECK(in_training[0][1].box.cls == kIgnoredRegion);
+  CHECK(in_training[0][1].box.x2 == 30);
+  CHECK(in_training[1].empty());
   Dataset data = shapes_dataset(0, 1, 2);
   data.records[0].boxes = {{0, 0, 100, 100, 1}, {10, 20, 30, 40, 0}};
   const auto boxes = labelled_boxes({0, -1}, {{0.5, 2}, {1, 1}}, data);
-  REQUIRE(boxes.size() == 2);
-  REQUIRE(boxes[0].size() == 2);
-  CHECK(boxes[0][0].text == data.classes[0]);  // the smallest box is the first
-  CHECK(boxes[0][0].box.x1 == 5);
-  CHECK(boxes[0][0].box.y2 == 80);
+  REQUIRE((boxes.size() == 2 && boxes[0].size() == 2));
+  CHECK(boxes[0][0].text == data.classes[0]);
+  CHECK((boxes[0][0].box.x1 == 5 && boxes[0][0].box.y2 == 80));
   CHECK(boxes[1].empty());
   CHECK(short_names({0, -1}, data) == std::vector<std::string>{data.name_of(0), "unreadable image"});
 }

@@ -72,16 +72,13 @@ TEST_CASE("profile: the table has the time of each part per step, and the trace 
 
 TEST_CASE("profile: a trace that cannot be written is an error that names the file") {
   TempDir dir;
-  const auto error = [](const std::string& path) {
+  for (const std::string name : {"none/trace.json", "trace.json"}) {
     Profile profile(torch::kCPU);
     for (int i = 0; i < 13; ++i) profile.step();
-    return error_of([&] { profile.stop(path); });
-  };
-  const std::string path = dir / "none/trace.json",
-                    failed = " failed; check folder, permissions and disk space";
-  CHECK(error(path) == "writing " + path + failed);
-  const std::string full = dir / "trace.json";
-  CHECK(on_full_disk(1000, [&] { return error(full); }) == "writing " + full + failed);
+    const auto stop = [&] { return error_of([&] { profile.stop(dir / name); }); };
+    CHECK(on_full_disk(1000, stop) ==
+          "writing " + (dir / name) + " failed; check folder, permissions and disk space");
+  }
 }
 
 TEST_CASE(

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tools/report.py: the page of a run, its numbers, and its start at the end of a training.
-#include "programs.hpp"
-
 #include "data/shapes.hpp"
+#include "programs.hpp"
 
 using namespace yolox;
 using namespace yolox::test;
@@ -23,9 +22,7 @@ std::string tile(double value, const std::string& name) {
 
 }  // namespace
 
-PROGRAM_TEST(
-    "report: train writes a page with the AP of metrics.csv, charts, classes, settings and the worst "
-    "images") {
+PROGRAM_TEST("report: train writes a page with its AP, charts, classes, settings and worst images") {
   if (python().empty()) return;
   TempDir dir;
   const Outcome o = shell(dir, concat("env -u YOLOX_NO_REPORT PYTHON=", python(),
@@ -66,6 +63,8 @@ PROGRAM_TEST("report: errors of any detections: kinds as in TIDE, confusion, nam
   CocoDataset t;
   t.categories = {{1, "<b>cat"}, {2, "dog"}};
   t.images = {{1, "a.jpg", 640, 480}, {2, "empty.jpg", 640, 480}};
+  t.description = "pets";
+  t.max_detections = 150;  // of eval --max-dets
   const auto object = [&](int64_t cls, double x, double y, double w, double h, bool crowd = false) {
     t.annotations.push_back({int64_t(t.annotations.size()), 1, cls, x, y, w, h, w * h, crowd});
   };
@@ -76,16 +75,12 @@ PROGRAM_TEST("report: errors of any detections: kinds as in TIDE, confusion, nam
   object(2, 400, 200, 100, 100);  // missed
   object(1, 400, 0, 200, 100, /*crowd=*/true);
   write_coco(dir / "t.json", t);
-  write_detections(dir / "d.json", {{1, 1, 0, 0, 100, 100, .95},
-                                    {1, 1, 5, 0, 100, 100, .9},
-                                    {1, 1, 200, 0, 100, 45, .85},
-                                    {1, 1, 200, 0, 100, 30, .8},
-                                    {1, 1, 0, 200, 100, 90, .75},
-                                    {1, 1, 200, 200, 100, 40, .7},
-                                    {1, 2, 300, 400, 20, 20, .65},
-                                    {1, 1, 420, 10, 50, 50, .6},
-                                    {1, 1, 0, 0, 100, 9, .55},
-                                    {2, 1, 0, 0, 100, 100, .4}});
+  const std::vector<Detection> found = {{1, 1, 0, 0, 100, 100, .95},   {1, 1, 5, 0, 100, 100, .9},
+                                        {1, 1, 200, 0, 100, 45, .85},  {1, 1, 200, 0, 100, 30, .8},
+                                        {1, 1, 0, 200, 100, 90, .75},  {1, 1, 200, 200, 100, 40, .7},
+                                        {1, 2, 300, 400, 20, 20, .65}, {1, 1, 420, 10, 50, 50, .6},
+                                        {1, 1, 0, 0, 100, 9, .55},     {2, 1, 0, 0, 100, 100, .4}};
+  write_detections(dir / "d.json", found);
   const Outcome o = shell(
       dir, concat(python(), " " YOLOX_SOURCE_DIR
                             "/tools/report.py --truth t.json --detections d.json --hard-negatives n.json"));
@@ -94,6 +89,7 @@ PROGRAM_TEST("report: errors of any detections: kinds as in TIDE, confusion, nam
   for (const char* count :
        {"class: 1<", "localisation: 2<", "both: 1<", "duplicate: 1<", "background: 3<", "missed: 2<"})
     CHECK_MESSAGE(has(page, concat("<th>", count)), count);
+  CHECK(has(page, "150 detections of a class per image"));
   CHECK(has(page, "&lt;b&gt;cat"));
   CHECK_FALSE(has(page, "<b>cat"));
   CHECK(read_coco(dir / "n.json").images.at(0).file_name == "empty.jpg");

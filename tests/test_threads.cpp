@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The number of CPU threads of a step.
-#include "programs.hpp"
+#include "tensors.hpp"
 
 #include "base/device.hpp"
 #include "base/threads.hpp"
 
 using namespace yolox;
-using namespace yolox::test;
 
 TEST_CASE("threads: the fastest number of threads computes, the smaller one if equal") {
   if (usable_cores() < 2) return;
@@ -36,24 +35,6 @@ TEST_CASE("threads: the fastest number of threads computes, the smaller one if e
   }
 }
 
-PROGRAM_TEST("threads: the number is a setting of the run, which a resumed run keeps") {
-  const DataDir dir(8);
-  const std::string
-      start = "--data data --model yolox-nano --size 64 --bs 8 --eval-interval 0 --max-iters 1 --out ",
-      tried = "--threads N fixes it";
-  const auto train = [&](const std::string& arguments) {
-    const Outcome o = shell(dir, "unset OMP_NUM_THREADS; $YOLOX_PROGRAMS/train " + arguments);
-    REQUIRE_MESSAGE(o.code == 0, o.err);
-    return o.out;
-  };
-  CHECK(has(train(start + "a --threads 1"), "threads 1 of "));
-  CHECK(has(train("--resume a --max-iters 2"), "threads 1 of "));
-  CHECK(has(train(start + "b"), tried));
-  CHECK(has(contents(dir / "b/config.json"), R"("threads":)"));
-  CHECK_FALSE(has(train("--resume b --max-iters 2"), tried));
-  CHECK_FALSE(has(train(start + "c --deterministic"), tried));
-}
-
 TEST_CASE("threads: CPU quotas of control groups and of their parents limit the cores, in version 1 and 2") {
   const TempDir dir;
   const auto cores = [&] { return usable_cores(dir.path.string(), dir.path.string()); };
@@ -70,6 +51,6 @@ TEST_CASE("threads: CPU quotas of control groups and of their parents limit the 
     }
     write_text(file, "40000" + period);
     CHECK(cores() == 1);
-    fs::remove(file);
+    std::filesystem::remove(file);
   }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fuzzes the readers of COCO JSON: the input is read as annotations and as detections.
 #include "data/coco_json.hpp"
-#include "labels.hpp"
+#include "fuzz.hpp"
 
 using namespace yolox;
 

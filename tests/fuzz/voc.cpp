@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fuzzes the reader of Pascal VOC XML.
-#include "data/source.hpp"
-#include "labels.hpp"
+#include "fuzz.hpp"
 
 using namespace yolox;
 

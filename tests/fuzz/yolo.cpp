@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fuzzes the readers of YOLO files: the input is read as a data.yaml and as a label file, with and without
 // keypoints.
-#include "data/source.hpp"
-#include "labels.hpp"
+#include "fuzz.hpp"
 
 using namespace yolox;
 
