@@ -936,7 +936,7 @@ TEST_CASE("formats: splits of the same images are one; images in both are counte
   fs::create_symlink("../../images/a.jpg", dir / "val/images/a.jpg");
   fs::create_hard_link(dir / "images/b.jpg", dir / "val/images/x.jpg");
   fs::copy_file(dir / "images/c.jpg", dir / "val/images/c.jpg");
-  CHECK_HAS(reading(dir), "2 of 3 images are training images, too");
+  CHECK_HAS(reading(dir), "3 of 3 images are training images, too");
   TempDir one;  // a single split, which is evaluated
   put(one,
       files("images/a.png(@64x48) images/b.png(@64x48) labels/a.txt(#0) labels/b.txt(#0) classes.txt(cat)"));
@@ -947,16 +947,70 @@ TEST_CASE("formats: splits of the same images are one; images in both are counte
   }
 }
 
+TEST_CASE("formats: a split that cannot be used is an error, and no other split takes its place") {
+  check_rows(rows(R"(
+an empty file | annotations/train.json() annotations/val.json(a.jpg) a.jpg | error: DIR/annotations/train.json: not valid JSON
+a pointer of Git LFS | annotations/train.json({version https://git-lfs.github.com/spec/v1) annotations/val.json(a.jpg) a.jpg
+ | error: DIR/annotations/train.json is a pointer of Git LFS | git lfs pull
+a compressed file | annotations/train.json(a.jpg) annotations/val.json.gz(x) a.jpg | error: | val.json.gz is an archive
+a file of another name | annotations/train.json(a.jpg) annotations/holdout.json(a.jpg) a.jpg
+ | error: | has the splits holdout, train, and none of them is called val or test; give --split
+an evaluation split alone | annotations/val.json(a.jpg) a.jpg | one split | warning: DIR has the split val only
+a list of VOC without images | ImageSets/Main/train.txt(a) ImageSets/Main/val.txt() Annotations/a.xml(x) JPEGImages/a.jpg
+ | error: DIR/ImageSets/Main/val.txt names no images
+a list of VOC with extensions | ImageSets/Main/train.txt(a.jpg) Annotations/a.xml(x) JPEGImages/a.jpg | class 0 | !problem
+a key of data.yaml without a value | data.yaml(train: images;val:;names: [a];) images/a.jpg labels/a.txt(#0)
+ | error: DIR/data.yaml:2: val is empty
+obj.data with another key | obj.data(names = obj.names;train = train.txt;val = val.txt;) obj.names(a) train.txt(a.jpg) val.txt(b.jpg)
+ a.jpg b.jpg a.txt(#0) b.txt(#0) | val DIR/obj.data (val): DIR/b.jpg
+a folder that is gone | annotations/instances_train2017.json(a.jpg;1 1 [1,2,10,12]) annotations/instances_val2017.json(a.jpg;1 1 [5,5,9,9])
+ val2017/a.jpg | error: | with other boxes | is a folder of images missing
+names of another split | train.json(train/a.jpg) val/a.jpg | error: | none of its images was found
+a list of another split | data.yaml(train: train.txt;val: images/val;names: [a];) train.txt(images/train/a.jpg) images/val/a.jpg
+ labels/val/a.txt(#0) | DIR/images/train/a.jpg
+a folder with a part of the images | annotations/train.json(a.jpg,b.jpg,c.jpg) annotations/val.json(a.jpg,b.jpg,c.jpg)
+ train/a.jpg train/b.jpg train/c.jpg val/a.jpg | val DIR/annotations/val.json: DIR/val/a.jpg DIR/val/b.jpg DIR/val/c.jpg
+folders of splits deeper down | annotations/train.json(a.jpg) annotations/val.json(a.jpg;1 1 [5,5,9,9]) x/train/images/a.jpg
+ x/val/images/a.jpg | train.json: DIR/x/train/images/a.jpg | val.json: DIR/x/val/images/a.jpg
+labels with two flags | data.yaml(train: images;names: [a];) images/a.jpg labels/a.txt(0 0.5 0.5 0.2 0.4 0 1)
+ | label cannot be read | delete the last two columns
+)"));
+  check_rows(
+      {{"two label files of one picture",
+        {{"Annotations/a.xml", voc("<filename>a.jpg</filename>" + object("x"))},
+         {"Annotations/b.xml", voc("<filename>a.jpg</filename>" + object("x", "5 6 20 20"))},
+         {"JPEGImages/a.jpg", ""}},
+        {"label file without image: DIR/Annotations/b.xml: its image a.jpg has another label file"}},
+       {"width and height in place of corners",
+        {{"Annotations/a.xml", voc(object("x", "20 30 12 9") + object("x", "30 20 9 12"))},
+         {"JPEGImages/a.jpg", "@64x48"}},
+        {"error: DIR (all): 2 of 2 boxes end before they begin", "are xmax and ymax width and height?"}},
+       {"numbers with a comma",
+        {{"Annotations/a.xml", voc(object("x", "1,5 2 30 40"))}, {"JPEGImages/a.jpg", "@64x48"}},
+        {"error: DIR (all) has no classes; the first problem: ", "a number is needed"}},
+       {"classes that look alike",
+        {{"Annotations/a.xml", voc(object("Disc") + object("disc"))}, {"JPEGImages/a.jpg", "@64x48"}},
+        {"the classes \"disc\" and \"Disc\" differ in case, blanks, - or _"}},
+       {"a box in fractions among boxes in pixels",
+        {{"a.json", coco({"a.jpg"}, {"1 1 [1,2,10,12]", "1 1 [5,5,10,12]", "1 1 [0.2,0.3,0.4,0.4]"})},
+         {"a.jpg", "@64x48"}},
+        {"box below one pixel: DIR/a.json: annotation 3 of image 1"}}},
+      loading);
+}
+
 TEST_CASE("formats: images whose 16 bits have few values are refused with a command that converts them") {
   const std::string table = R"(
 12 bits | images/a.png(@64x48 0-4095) images/b.png(@64x48 16-900) LABELS
  | error: DIR/data.yaml (train): REFUSED 0 to 4095 of 65535, such as DIR/images/b.png
- | imread(f, -1) | - 0) * (255 / 4095)) | sys.argv[1:]]" DIR/images/*.png
+ | imread(f, -1) | - 0) * (255 / 4095)) | if i.dtype == 'uint16']" DIR/images/*.png
 14 bits of a thermal camera | images/a.png(@64x48 7000-7900) images/b.png(@64x48 7100-8020) LABELS
  | REFUSED 7000 to 8020 | - 7000) * (255 / 1020)
 TIFF | images/a.tiff(@64x48 22000-24040) images/b.tiff(@64x48 22000-22001) LABELS | REFUSED 22000 to 24040
 PGM | images/a.pgm(@64x48 0-255) images/b.pgm(@64x48 0-255) LABELS | REFUSED 0 to 255
 one value | images/a.png(@64x48 300-300) images/b.png(@64x48 300-300) LABELS | REFUSED 300 to 300
+train and val, and an image of 8 bits | train/a.png(@64x48 0-4095) val/b.png(@64x48 0-900) val/c.png(@64x48) classes.txt(cat)
+ train/a.txt(#0) val/b.txt(#0) | REFUSED 0 to 4095 | if i.dtype == 'uint16']" DIR/train/*.png DIR/val/*.png
+a black image | images/a.png(@64x48 0-0) images/b.png(@64x48) LABELS | one split | !error
 16 bits, the range of all | images/a.png(@64x48 0-60000) images/b.png(@64x48 0-100) LABELS | one split | !error
 8 bits | images/a.png(@64x48) images/b.png(@64x48) LABELS | one split | !error
 8 bits in a TIFF | images/a.tif(@64x48) images/b.tif(@64x48) LABELS | one split | !error

@@ -231,7 +231,7 @@ void check_deep_range(const std::vector<const Dataset*>& splits) {
   std::set<std::string> files;  // as patterns for the shell
   for (const Dataset* data : splits)
     for (const auto& [file, range] : data->deep) {
-      if (range.low >= range.high) continue;  // an empty image
+      if (range.high == 0) continue;  // black
       const fs::path path = file;
       ranges.push_back(range);
       files.insert(shell_word(path.parent_path().string()) + "/*" + path.extension().string());
