@@ -457,7 +457,8 @@ PROGRAM_TEST("programs: invalid input gives one line that names it, and the righ
   for (size_t i = 0; i < rows.size(); ++i) {
     const Outcome& o = outcomes[i];
     const auto& [program, arguments, code, named] = rows[i];
-    INFO(std::string(program), " ", std::string(arguments), "\n", o.out, o.err);
+    const std::string row = concat(program, " ", arguments);  // clang 14 captures no structured bindings
+    INFO(row, "\n", o.out, o.err);
     CHECK((o.code == code && has(o.err, named)));
     CHECK(count_of("\n" + o.err, "\nerror: ") == 1);
     if (has(named, "usage: ")) CHECK(lines_of(o.err).size() == 2);
