@@ -71,7 +71,8 @@ TEST_CASE("coco_json: defaults, order, unknown keys, nulls, nested values") {
 ,"categories":[{"id":1,"name":"a \"b\""},{"id":2,"name":"2"},{"id":3,"name":"c"}]
 ,"annotations":[{"id":7,"image_id":9,"category_id":3,"bbox":[1.5,2.0,30.0,0.1],"area":12.5,"iscrowd":1},{"id":2,"image_id":8,"category_id":3,"bbox":[1.0,2.0,3.0,4.0],"area":12.0,"iscrowd":0},{"id":4,"image_id":9223372036854775807,"category_id":-9223372036854775808,"bbox":[-1.0,-2.0,5.0,6.0],"area":30.0,"iscrowd":1}]
 })");
-  CHECK(parse_coco(text, "a.json").without_box == 1);
+  CHECK(parse_coco(text, "a.json").problems ==
+        ProblemList{{"annotation without bbox", "a.json: annotations[2]"}});
   TempDir dir;
   write_text(dir / "a.json", "\xEF\xBB\xBF" + text);
   CHECK(coco_text(read_coco(dir / "a.json")) == coco_text(parse_coco(text, "a.json")));
