@@ -2,15 +2,9 @@
 // Helpers of the tests that need a GPU: a real one, or the simulated one of tests/simulated_cuda
 // (YOLOX_SIMULATED_CUDA), which also counts operators and waits, and checks the use of streams.
 #pragma once
-#include "models.hpp"
 #include "programs.hpp"
 
-#include <ATen/record_function.h>
-
 #include "data/loader.hpp"
-#include "run/run.hpp"
-#include "run/step_graphs.hpp"
-#include "run/step_memory.hpp"
 #include "train_step.hpp"
 
 namespace yolox::test {
@@ -45,23 +39,28 @@ struct GpuBatches {
   bool done() { return device_loader.done(); }
 };
 
-// Uses the CUDA kernels of bn_silu() in its scope.
-struct FusedNorm {
+// Cases that use the CUDA kernels of bn_silu().
+struct FusedNorm : NoStreamErrors {
   FusedNorm() { use_fused_norm(true); }
   ~FusedNorm() { use_fused_norm(false); }
 };
 inline const doctest::skip needs_fused_norm(!torch::cuda::is_available() || !has_fused_norm());
+#define FUSED_TEST(name) TEST_CASE_FIXTURE(FusedNorm, name* needs_fused_norm)
+// Cases that only the simulated device can run.
+#define SIMULATED_TEST(name) PROGRAM_TEST(name* doctest::skip(!torch::cuda::is_available() || !kSimulated))
+#define SEVERAL_GPUS(name) PROGRAM_TEST(name* doctest::skip(!torch::cuda::is_available() || kGpus < 2))
+
+// Returns the largest relative_error() of the tensors.
+inline double largest_error(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  REQUIRE(a.size() == b.size());
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, relative_error(a[i], b[i]));
+  return largest;
+}
 
 // Returns the collectives of two ranks that have the same images, to try SyncBN in one process.
 inline SyncBnCollectives two_equal_ranks() {
-  return {[](torch::Tensor& x) {
-            RECORD_USER_SCOPE("collectives");
-            x.mul_(2);
-          },
-          [](const torch::Tensor& x) {
-            RECORD_USER_SCOPE("collectives");
-            return torch::stack({x, x});
-          }};
+  return {[](Tensor& x) { x.mul_(2); }, [](const Tensor& x) { return x.repeat({2, 1}); }};
 }
 
 // The steps of train.cpp on one device.
@@ -125,20 +124,6 @@ inline Trajectory train_nano(torch::Device device, const std::string& amp,
   for (const YOLOX& m : {trainer.model, trainer.training->ema})
     for (const Tensor& p : m->parameters()) out.weights.push_back(p.detach().cpu());
   return out;
-}
-
-// Trains on two GPUs of this machine, with a process for each rank, as started by hand. variables:
-// environment of both ranks. of_rank_1: more of rank 1. Returns the outcome of rank 0.
-inline Outcome train_two_ranks(const TempDir& dir, const std::string& variables,
-                               const std::string& of_rank_1 = "") {
-  write_scenes(dir / "data", 4);
-  const std::string train =
-      concat(variables,
-             " WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=", 20000 + getpid() % 9999,
-             " $YOLOX_PROGRAMS/train --data data --model yolox-nano --size 64 --bs 2 --max-iters 1 --timeout "
-             "60 --out a");
-  return shell(dir, concat("{ ", of_rank_1, " RANK=1 LOCAL_RANK=1 ", train, " & RANK=0 LOCAL_RANK=0 ", train,
-                           "; code=$?; wait; exit $code; }"));
 }
 
 }  // namespace yolox::test

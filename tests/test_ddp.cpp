@@ -6,12 +6,7 @@
 #include <optional>
 
 #include "programs.hpp"
-
-#include "config.hpp"
-#include "ddp.hpp"
-#include "models.hpp"
 #include "run/run.hpp"
-#include "run/saving.hpp"
 
 using namespace yolox;
 using namespace yolox::test;
@@ -67,7 +62,7 @@ void on_ranks(int ranks, const std::string& name) {
   if (too_few_gpus(ranks)) return;
   for (const Outcome& o : outcomes_on_ranks(ranks, name)) {
     CHECK_MESSAGE(o.code == 0, o.out);
-    CHECK_MESSAGE(has(o.out, " 1 passed |"), o.out);
+    CHECK_HAS(o.out, " 1 passed |");
   }
 }
 
@@ -179,24 +174,13 @@ RANK_CASE("rank: collectives give the right results, and different weights or se
   if (p.rank == 1) CHECK_HAS(refused, "--bs 3 where rank 0 has 2, steps done 1 where rank 0 has 0");
   if (p.rank == 2) CHECK_HAS(refused, "other settings than rank 0: steps done 2");
 
-  // broadcast() copies the whole training state from rank 0.
-  torch::manual_seed(p.rank);
-  YOLOX model = make_model("yolox-nano", 3);
-  move(model, device, torch::kFloat);
-  to_channels_last(*model);
-  Training t{model, copy_of(model, device), Optimizer("adam", parameter_groups(*model, 5e-4), /*fp16=*/true),
-             GradScaler(true, device)};
-  for (Tensor& x : t.optimizer.second[0]) x.fill_(p.rank + 1);
-  t.scaler.scale.fill_(p.rank + 7);
-  CHECK_HAS(error_of([&] { ranks.check_equal(tensors_of(t), "at step 7"); }),
-            "at step 7 rank 1 has other weights");
-  ranks.broadcast(tensors_of(t));
-  ranks.check_equal(tensors_of(t), "after");
-  CHECK(t.scaler.scale.item<double>() == 7);
-  CHECK(t.optimizer.second[0][0].min().item<double>() == 1);
-  torch::manual_seed(0);
-  YOLOX first = make_model("yolox-nano", 3);
-  for (const YOLOX& m : {model, t.ema}) CHECK(torch::equal(first->parameters()[5], m->parameters()[5].cpu()));
+  const std::vector<Tensor> state{torch::full({2, 3}, p.rank + 1, on_device).t(),
+                                  torch::full({}, p.rank + 7, on_device)};
+  CHECK_HAS(error_of([&] { ranks.check_equal(state, "at step 7"); }), "at step 7 rank 1 has other weights");
+  ranks.broadcast(state);
+  ranks.check_equal(state, "after");
+  CHECK(torch::equal(state[0], torch::full({3, 2}, 1, on_device)));
+  CHECK(state[1].item<double>() == 7);
 
   const std::string made = (fs::temp_directory_path() / concat("yolox-turn-", p.port)).string();
   CHECK(ranks.run_first_on_one_rank_per_machine([&] {
@@ -253,17 +237,12 @@ RANK_CASE("rank: SyncBN equals batch norm over the whole batch") {
     INFO("type " << type);
     use_fused_norm(fused && has_kernels);
     torch::manual_seed(5);
-    torch::nn::BatchNorm2d whole(torch::nn::BatchNorm2dOptions(8).momentum(0.03).eps(1e-3)),
-        mine(whole->options);
+    torch::nn::BatchNorm2d whole(torch::nn::BatchNorm2dOptions(8).momentum(0.03).eps(1e-3));
     const auto exact = type == torch::kDouble ? torch::kDouble : torch::kFloat;
-    for (auto* bn : {&whole, &mine}) (*bn)->to(device_of(p), exact);
-    {
-      const torch::NoGradGuard no_grad;
-      whole->weight.uniform_(0.5, 2);
-      whole->bias.uniform_(-1, 1);
-      mine->weight.copy_(whole->weight);
-      mine->bias.copy_(whole->bias);
-    }
+    whole->to(device_of(p), exact);
+    whole->weight.data().uniform_(0.5, 2);
+    whole->bias.data().uniform_(-1, 1);
+    const auto mine = std::dynamic_pointer_cast<torch::nn::BatchNorm2dImpl>(whole->clone());
     const Tensor batch = (torch::randn({images, 8, 5, 7}) * 3 + 100).to(device_of(p)).to(type).to(exact);
     const Tensor weight = torch::randn({images, 8, 5, 7}).to(device_of(p), exact);
     Tensor x = batch.clone().contiguous(torch::MemoryFormat::ChannelsLast).requires_grad_();
@@ -294,14 +273,11 @@ RANK_CASE("rank: gradients of two heads are all-reduced once") {
   const RankInfo p = rank_info_from_environment();
   Ranks ranks(p, device_of(p), 60);
   torch::manual_seed(1);
-  torch::nn::Linear trunk(4, 3), heads[2] = {torch::nn::Linear(3, 2), torch::nn::Linear(3, 2)};
-  std::vector<Tensor> params, copies;
-  for (const auto& m : {trunk, heads[0], heads[1]})
-    for (const Tensor& t : m->parameters()) {
-      t.set_data(t.to(device_of(p)));
-      params.push_back(t);
-      copies.push_back(t.detach().clone().requires_grad_());
-    }
+  std::vector<Tensor> params, copies;  // weights and biases of a trunk and two heads
+  for (const auto& shape : std::vector<std::vector<int64_t>>{{3, 4}, {3}, {2, 3}, {2}, {2, 3}, {2}}) {
+    params.push_back(torch::randn(shape).to(device_of(p)).requires_grad_());
+    copies.push_back(params.back().detach().clone().requires_grad_());
+  }
   const auto model = [](const std::vector<Tensor>& p, int head, const Tensor& x) {
     return torch::linear(torch::linear(x, p[0], p[1]), p[2 + 2 * head], p[3 + 2 * head]).square().sum();
   };
@@ -315,33 +291,27 @@ RANK_CASE("rank: gradients of two heads are all-reduced once") {
     // First all ranks use the heads in turn, then each rank uses its own head. Gradients of two
     // micro-batches are accumulated before the all-reduce.
     const auto head = [&](int rank) { return step < 4 ? step % 2 : rank % 2; };
-    std::vector<Tensor> want;
     for (int rank = 0; rank < p.world; ++rank)
       for (int part = 0; part < 2; ++part)
         (model(copies, head(rank), input(rank, 2 * step + part)) / p.world).backward();
-    for (Tensor& t : copies) {
-      want.push_back(t.grad());
-      t.mutable_grad() = Tensor();
-    }
     for (int part = 0; part < 2; ++part) {
       const Tensor loss = model(params, head(p.rank), input(p.rank, 2 * step + part));
       if (part == 1) reduction.before_backward({loss});
       loss.backward();
     }
     for (size_t i = 0; i < params.size(); ++i) {
-      CHECK(params[i].grad().defined() == want[i].defined());
-      if (want[i].defined())
-        CHECK(max_difference(params[i].grad(), want[i]) < 1e-6 * (1 + want[i].abs().max().item<double>()));
+      Tensor &got = params[i].mutable_grad(), &want = copies[i].mutable_grad();
+      CHECK(got.defined() == want.defined());
+      if (want.defined()) CHECK(max_difference(got, want) < 1e-6 * (1 + want.abs().max().item<double>()));
+      got = want = Tensor();
     }
-    for (Tensor& t : params) t.mutable_grad() = Tensor();
   }
 }
 
 PROGRAM_TEST("ranks: collectives give the right results, and different weights or settings are detected") {
   on_ranks(3, "rank: collectives*");
 }
-PROGRAM_TEST(
-    "ranks: a rank that loses another one says so; one that hangs says where, and what it waits for") {
+PROGRAM_TEST("ranks: a rank that loses another one says so; one that hangs says where and why") {
   CHECK_HAS(outcomes_on_ranks(3, "rank: another rank ends")[2].out, " 1 passed |");
   const auto hang = outcomes_on_ranks(2, "rank: the data loader hangs");
   CHECK(hang[0].code == kLostRank);
@@ -365,21 +335,15 @@ TEST_CASE("ranks: an error of the rank itself is distinguished from the loss of 
   CHECK(is_lost_rank_error(LostRank("gone")));
 }
 TEST_CASE("ranks: an error of NCCL keeps its cause, and the message of a failed start says what helps") {
-  const std::string head =
+  const std::string error =
       "NCCL error in: /pytorch/x.cpp:77, unhandled system error, NCCL version 2.30.7\nncclSystemError: "
-      "System call failed.\nLast error:\n";
-  const std::string full =
-      head + "Error while creating shared memory segment /dev/shm/nccl-3 (size 9)\nframe #0";
-  CHECK(nccl_cause(full) ==
+      "System call failed.\nLast error:\nError while creating shared memory segment /dev/shm/nccl-3\nframe "
+      "#0";
+  CHECK(nccl_cause(error) ==
         "NCCL error in: /pytorch/x.cpp:77, unhandled system error, NCCL version 2.30.7: Error while creating "
-        "shared memory segment /dev/shm/nccl-3 (size 9)");
-  CHECK(nccl_cause("[pair.cc:9] Connection closed by peer\nframe #0") == "Connection closed by peer");
-  for (const auto& [text, remedy] :
-       {std::pair("Error while creating /dev/shm/nccl-3", "--shm-size 1g"),
-        {"Cuda failure 217 'peer access is not supported'", "NCCL_P2P_DISABLE=1"},
-        {"Bootstrap : no socket interface found", "NCCL_SOCKET_IFNAME"},
-        {"something else", "NCCL_DEBUG=INFO"}})
-    CHECK_HAS(nccl_remedy(head + text), remedy);
+        "shared memory segment /dev/shm/nccl-3");
+  CHECK_HAS(nccl_remedy(error), "--shm-size 1g");
+  CHECK_HAS(nccl_remedy("something else"), "NCCL_DEBUG=INFO");
 }
 
 TEST_CASE("ranks: two ranks with one GPU are refused") {
@@ -431,14 +395,13 @@ PROGRAM_TEST(
   CHECK(relative_difference(s.dir, "own2", "own", "start") == 0);
 
   succeed(s.dir, "train", s.flags + on(3) + "--eval-interval 0 --max-iters 2 --out moved");
-  const std::string printed = succeed(s.dir, "train", "--resume moved --max-iters 3" + on(4));
-  CHECK_MESSAGE(has(printed, "of 6 images (2 or one less per rank)"), printed);
+  CHECK_HAS(succeed(s.dir, "train", "--resume moved --max-iters 3" + on(4)),
+            "of 6 images (2 or one less per rank)");
   succeed(s.dir, "train", "--resume moved --max-iters 4" + on(1));
   CHECK(relative_difference(s.dir, "moved", "one", "start") < 1e-7);
 }
 
-SHARED_PROGRAM_TEST(
-    "train: 1, 2 and 3 ranks make the same steps from the real nano, with mosaic and multi-scale") {
+SHARED_PROGRAM_TEST("train: 1 and 3 ranks make the same steps from the real nano, with mosaic, multi-scale") {
   if (too_few_gpus(3)) return;
   TempDir dir;
   // In fp64, because in fp32 two runs on one rank, with one thread and with two, differ after ten steps as
@@ -471,10 +434,9 @@ PROGRAM_TEST("train: bad batch sizes, missing GPUs and wrong rank settings are r
   const auto refused = [&](const std::string& before, const std::string& flags, const std::string& part) {
     const Outcome o = shell(dir, before + "$YOLOX_PROGRAMS/train " + kTrain + "--out no " + flags);
     CHECK(o.code == 2);
-    CHECK_MESSAGE(has(o.err, part), o.err);
+    CHECK_HAS(o.err, part);
   };
   refused("", "--bs 16 --procs 3", "--bs 16 is not divisible by the 3 ranks; give 15 or 18");
-  refused("", "--bs 2 --procs 3", "--bs 2 is not divisible by the 3 ranks; give 3");
   refused("", "--resume auto --bs 16 --procs 3", "--bs 16 is not divisible by the 3 ranks");  // a new run
   refused("", "--bs 4 --procs 2 --accum 3", "each rank has only 2 images per step");
   refused("", "--procs 2 --gpus 2", "cannot be used together");
@@ -482,11 +444,7 @@ PROGRAM_TEST("train: bad batch sizes, missing GPUs and wrong rank settings are r
           "--device cuda:1 cannot be used with --gpus, which takes the first");
   refused("", "--bs 16 --procs 2 --device cuda", "--device cuda cannot be used with --procs");
   refused("", "--bs 16 --gpus 16", "--gpus 16: there are");
-  refused("", "--bs 16 --gpus 99", "--gpus 99: there are");  // although 16 is not divisible by 99
-  refused("", "--bs auto --accum 0", "--accum must be at least 1, got 0");
   refused("", "--bs 2 --accum 3", "--accum must be at most the batch size (--bs 2), got 3");
-  refused("", "--bs 16 --procs 2 --nodes 2", "--nodes is gone: torchrun and srun start ranks on several");
-  refused("", "--procs 1000000", "--procs must be in 0..1024, got 1000000");
   refused("export WORLD_SIZE=2 LOCAL_RANK=0 RANK=x; ", "--bs 2", "RANK=x is not a number");
   refused("export WORLD_SIZE=2 LOCAL_RANK=0 RANK=2; ", "--bs 2", "rank 2 of 2");
   refused("export WORLD_SIZE=2 RANK=1; ", "--bs 2", "one of several ranks, but LOCAL_RANK is not set");
@@ -531,29 +489,26 @@ PROGRAM_TEST("ranks: a rank that does not arrive within the timeout is named") {
   Outcome o =
       shell(dir, train + "(RANK=1 LOCAL_RANK=1" + flags + " 2>/dev/null) & RANK=0 LOCAL_RANK=0" + flags);
   CHECK(o.code == 1);
-  CHECK_MESSAGE(
-      has(o.err, concat("rank 2 of 3 did not reach the rendezvous at 127.0.0.1:", port, " within 2 s")),
-      o.err);
+  CHECK_HAS(o.err, concat("rank 2 of 3 did not reach the rendezvous at 127.0.0.1:", port, " within 2 s"));
   o = shell(dir, concat("SLURM_STEP_NUM_TASKS=3 SLURM_STEP_TASKS_PER_NODE=3 MASTER_PORT=", port, flags));
   CHECK_HAS(o.err, "note: waiting for rank 1, 2 of 3 (SLURM_STEP_NUM_TASKS=3) at 127.0.0.1:");
   CHECK_HAS(o.err, "To train with this process alone: SLURM_STEP_NUM_TASKS=1 ./train ...\n");
   o = shell(dir, train + "RANK=2 LOCAL_RANK=2" + flags);
   CHECK(o.code == 1);
-  CHECK_MESSAGE(has(o.err, concat("rank 2 cannot connect to rank 0 at 127.0.0.1:", port)), o.err);
+  CHECK_HAS(o.err, concat("rank 2 cannot connect to rank 0 at 127.0.0.1:", port));
   CHECK_MESSAGE(lines_of(o.err).size() == 1, o.err);  // without warnings and stack traces of torch
   // A port that is in use.
   int taken = 0;
   const int fd = listen_on_loopback(taken);
   o = shell(dir, concat(train, "MASTER_PORT=", taken, " RANK=0 LOCAL_RANK=0", flags));
   CHECK(o.code == 1);
-  CHECK_MESSAGE(has(o.err, concat("cannot listen on port ", taken)), o.err);
-  CHECK_MESSAGE(has(o.err, "Address already in use"), o.err);
+  CHECK_HAS(o.err, concat("cannot listen on port ", taken));
+  CHECK_HAS(o.err, "Address already in use");
   // Another program uses the port: it accepts the connection and never answers.
   o = shell(dir,
             concat("timeout 60 sh -c '", train, "MASTER_PORT=", taken, " RANK=1 LOCAL_RANK=1", flags, "'"));
   CHECK(o.code == kLostRank);
-  CHECK_MESSAGE(has(o.err, concat("rank 1 has been at the connection to rank 0 at 127.0.0.1:", taken)),
-                o.err);
+  CHECK_HAS(o.err, concat("rank 1 has been at the connection to rank 0 at 127.0.0.1:", taken));
   close(fd);
 }
 
@@ -590,8 +545,7 @@ PROGRAM_TEST("launcher: if it is killed, all ranks end; on SIGTERM all ranks sav
   CHECK(last("r/log.txt") == last("r/log_rank1.txt"));
 }
 
-PROGRAM_TEST(
-    "launcher: ranks that were all suspended go on; of one that hangs, the others end, and it is named") {
+PROGRAM_TEST("launcher: suspended ranks go on; if one of them hangs, it is named and the others end") {
   for (const int victim : {1, 0}) {
     Endless run("--timeout 8");
     for (const pid_t rank : run.ranks) kill(rank, SIGSTOP);
@@ -614,7 +568,7 @@ PROGRAM_TEST("train: on two ranks a nonfinite loss ends the run; a full disk is 
   const std::string flags = "--data data --model yolox-nano --size 64 --bs 6 --procs 2 --warmup-epochs 0 ";
   Outcome o = run(dir, "train", flags + "--lr 1e30 --out a");
   CHECK(o.code == 1);
-  CHECK_MESSAGE(has(o.err, "the loss is not finite at step"), o.err);
+  CHECK_HAS(o.err, "the loss is not finite at step");
   CHECK(fs::exists(dir / "a/nonfinite.pth"));
   CHECK_FALSE(has(o.err, "lost"));
 
@@ -623,12 +577,11 @@ PROGRAM_TEST("train: on two ranks a nonfinite loss ends the run; a full disk is 
   const std::string before = contents(dir / "b/last.pth");
   o = run_with_full_disk(dir, "train", "--resume b --max-iters 4");
   CHECK(o.code == 1);
-  CHECK_MESSAGE(has(o.err, "last.pth"), o.err);
+  CHECK_HAS(o.err, "last.pth");
   CHECK(contents(dir / "b/last.pth") == before);
 }
 
-PROGRAM_TEST(
-    "train: after a rank runs out of memory, all resume the last checkpoint, in more micro-batches") {
+PROGRAM_TEST("train: after a rank runs out of memory, all resume the checkpoint, in more micro-batches") {
   DataDir dir(8);
   const std::string flags =
       "--data data --model yolox-nano --size 320 --no-multiscale --bs 16 --procs 2 --epochs 12 "
@@ -638,18 +591,8 @@ PROGRAM_TEST(
                 limit = images + (whole - images) / 4;  // kB
   REQUIRE(whole - images > 200000);
 
-  // Both ranks, from the first step on. The launcher chooses the name of the run.
-  const Outcome o =
-      shell(dir, concat("ulimit -v ", limit, "; $YOLOX_PROGRAMS/train ", flags, "--max-iters 2"));
-  CHECK_MESSAGE(o.code == 0, o.err);
-  CHECK_HAS(o.err, "out of memory: resuming runs/yolox-nano-data");
-  CHECK(std::stoi(contents(dir / "runs/yolox-nano-data/parts")) >= 2);
-  CHECK_HAS(contents(dir / "runs/yolox-nano-data/log.txt"),
-            " instead of 1, because memory ran out (runs/yolox-nano-data/parts)");
-  CHECK(metric_rows(dir / "runs/yolox-nano-data/metrics.csv").size() == 2);
-
-  // Rank 1 alone, during the run, which then equals one that is resumed by hand at this step. With any limit
-  // from the start on, it returns freed memory, so that each step has to ask for it again.
+  // Rank 1 runs out of memory during the run, which then equals one that is resumed by hand at this step.
+  // With any limit from the start on, it returns freed memory, so that each step has to ask for it again.
   Process p(dir, {concat("sh -c 'ulimit -S -v ", 10 * whole, "; exec $YOLOX_PROGRAMS/train ", flags,
                          "--out one'")});
   REQUIRE(p.until([&] { return metric_rows(dir / "one/metrics.csv").size() >= 2; }));
@@ -668,6 +611,7 @@ PROGRAM_TEST(
   succeed(dir, "train", "--resume by_hand --max-iters 0");
   CHECK(difference(dir / "one/last.pth", dir / "by_hand/last.pth") == "");
   CHECK(metric_rows(dir / "one/metrics.csv").size() == 12);
+  CHECK_HAS(contents(dir / "one/log.txt"), " instead of 1, because memory ran out (one/parts)");
 }
 
 PROGRAM_TEST("train: a run stopped while two ranks evaluate repeats that evaluation when it is resumed") {
@@ -688,7 +632,7 @@ PROGRAM_TEST("train: a run stopped while two ranks evaluate repeats that evaluat
     usleep(300000);
     kill(p.pid, SIGTERM);
     CHECK(p.wait() == 0);
-    CHECK_MESSAGE(has(contents(p.out), "stopped by Terminated at step 2"), contents(p.out));
+    CHECK_HAS(contents(p.out), "stopped by Terminated at step 2");
   }
   CHECK_FALSE(fs::exists(dir / "r/best.pth"));  // the evaluation was not completed
   succeed(dir, "train", "--resume r");
@@ -711,23 +655,21 @@ PROGRAM_TEST("launcher: the message and exit code of a failed rank are reported"
   fs::last_write_time(image, time);
   const Outcome o = run(dir, "train", flags + "--out b");
   CHECK(o.code == 1);
-  CHECK_MESSAGE(has(o.err, fs::path(image).filename().string()), o.err);
+  CHECK_HAS(o.err, fs::path(image).filename().string());
   CHECK(has(o.err, " failed with exit code 1"));
 }
 
 // Two hosts, a and b, simulated by network namespaces that a veth pair connects.
 struct TwoHosts {
-  // Returns false, with a message, if no network namespaces can be made here.
+  // Returns false if no network namespaces can be made here.
   bool start() const {
-    const bool made = root(
+    return root(
         "ip netns add $A && ip netns add $B && "
         "ip link add va netns $A type veth peer name vb netns $B && "
         "ip -n $A addr add 10.9.0.1/24 dev va && ip -n $B addr add 10.9.0.2/24 dev vb && "
         "for n in $A $B; do ip -n $n link set lo up; done; "
         "ip -n $A link set va up && ip -n $B link set vb up && "
         "ip netns exec $A unshare --uts hostname hosta");
-    if (!made) MESSAGE("skipped: no network namespaces can be made here");
-    return made;
   }
   ~TwoHosts() { root("ip netns del $A; ip netns del $B"); }
   bool root(const std::string& commands) const {
@@ -744,61 +686,21 @@ struct TwoHosts {
   const int id = getpid();
 };
 
-PROGRAM_TEST("two hosts: they train and evaluate as one process") {
-  const TwoHosts hosts;
-  if (!hosts.start()) return;
-  DataDir dir(8);
-  const std::string flags =
-      "--data data --model yolox-nano --size 64 --bs 8 --epochs 2 --eval-interval 2 --max-iters 2 "
-      "--warmup-epochs 0 --amp fp64 --conf 0 --nms 0.9 --lr 8e-6 --device cpu ";
-  const auto on_host = [&](char host) {
-    const int rank = host == 'b';
-    return hosts.on(host, concat("env MASTER_ADDR=10.9.0.1 MASTER_PORT=29500 WORLD_SIZE=2 RANK=", rank,
-                                 " LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 $YOLOX_PROGRAMS/train ", flags,
-                                 "--out two >", host, ".txt 2>&1"));
-  };
-  CHECK(shell(dir, "(" + on_host('b') + " & " + on_host('a') + " && wait $!)").code == 0);
-  const std::string a = contents(dir / "a.txt"), b = contents(dir / "b.txt");
-  CHECK_MESSAGE(b == "", b);
-  CHECK_HAS(a, "hosta, process");
-  succeed(dir, "train", flags + "--out one");
-  succeed(dir, "train", flags + "--eval-interval 0 --lr 0 --max-iters 1 --out start");
-  CHECK(relative_difference(dir, "two", "one", "start") < 1e-7);
-  CHECK(last_ap(dir, "two") == doctest::Approx(last_ap(dir, "one")).epsilon(1e-9));
-}
-
-// Returns the command torchrun; "", with a message, if there is none.
-std::string torchrun() {
+PROGRAM_TEST("torchrun: a host is lost, the other goes on with the same batches; both do when it is back") {
   const std::string python = cached_python_with("torch");
-  if (python.empty()) MESSAGE("skipped: no Python with torch");
-  return python.empty() ? "" : python + " -m torch.distributed.run --no-python ";
-}
-
-PROGRAM_TEST("torchrun starts the ranks") {
-  if (torchrun().empty()) return;
-  DataDir dir(8);
-  const Outcome o =
-      shell(dir, torchrun() +
-                     "--nproc-per-node 2 --standalone $YOLOX_PROGRAMS/train --data data "
-                     "--model yolox-nano --size 64 --bs 6 --epochs 2 --eval-interval 2 --device cpu --out r");
-  CHECK_MESSAGE(o.code == 0, o.out << o.err);
-  CHECK_HAS(o.out, "done: r/last.pth");
-  CHECK(fs::exists(dir / "r/log_rank1.txt"));
-}
-
-PROGRAM_TEST(
-    "torchrun: a host is lost, the other goes on with the same batches, and both do when it is back") {
-  if (torchrun().empty()) return;
   const TwoHosts hosts;
-  if (!hosts.start()) return;
+  if (python.empty() || !hosts.start()) {
+    MESSAGE("skipped: needs Python with torch, and network namespaces");
+    return;
+  }
   DataDir dir(8);
   const std::string flags =
       "--data data --model yolox-nano --size 64 --bs 4 --epochs 20 --eval-interval 20 --warmup-epochs 0 "
       "--amp fp64 --conf 0 --nms 0.9 --lr 4e-6 --device cpu ";
   const auto command = [&](char host) {
     return Process::Command{hosts.on(
-        host, concat("env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 GLOO_SOCKET_IFNAME=v", host, " ", torchrun(),
-                     "--nnodes 1:2 --max-restarts 3 "
+        host, concat("env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 GLOO_SOCKET_IFNAME=v", host, " ", python,
+                     " -m torch.distributed.run --no-python --nnodes 1:2 --max-restarts 3 "
                      "--nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint 10.9.0.1:29500 "
                      "--rdzv-conf last_call_timeout=5,is_host=",
                      host == 'a', " --local-addr 10.9.0.", host == 'a' ? 1 : 2, " $YOLOX_PROGRAMS/train ",
@@ -833,26 +735,12 @@ PROGRAM_TEST("train: --bs auto, --cache, --profile and --patience work on two ra
   const std::string flags = "--data data --model yolox-nano --size 64 --epochs 40 --procs 2 --no-sync-bn ";
   const std::string found =
       succeed(dir, "train", flags + "--bs auto --accum 9 --cache ram --max-iters 2 --out a");
-  CHECK_MESSAGE(has(found, "images per rank need"), found);
+  CHECK_HAS(found, "images per rank need");
   CHECK(has(found, "--bs auto: 6 (at least ten steps in an epoch)"));  // 3 images on each rank
   CHECK(has(found, "cache   "));
-  const std::string profile = succeed(dir, "train", flags + "--bs 6 --profile --out b");
-  CHECK_MESSAGE(has(profile, "reduce"), profile);
-  const std::string patience =
-      succeed(dir, "train", flags + "--bs 66 --lr 0 --eval-interval 1 --patience 2 --out c");
-  CHECK_MESSAGE(has(patience, "stopping: 2 evaluations without a better AP"), patience);
-}
-
-TEST_CASE("ranks: all must have the same program, LibTorch and OpenCV, because numbers depend on them") {
-  Config config;
-  fill_in(config);
-  const Settings shared = common_settings(config, shapes_dataset(0, 0, 2), 2, 0, torch::kCPU);
-  const std::map<std::string, std::string> values(shared.begin(), shared.end());
-  CHECK(values.at("revision") == git_revision());
-  CHECK(values.at("LibTorch") == TORCH_VERSION);
-  CHECK(values.at("OpenCV") == cv::getVersionString());
-  CHECK(values.count("--lr") == 1);
-  CHECK(values.count("--workers") == 0);
+  CHECK_HAS(succeed(dir, "train", flags + "--bs 6 --profile --out b"), "reduce");
+  CHECK_HAS(succeed(dir, "train", flags + "--bs 66 --lr 0 --eval-interval 1 --patience 2 --out c"),
+            "stopping: 2 evaluations without a better AP");
 }
 
 TEST_CASE("ranks: rank, world size and master address are read from the variables of torchrun and SLURM") {
@@ -880,8 +768,8 @@ TEST_CASE("ranks: rank, world size and master address are read from the variable
            {"SLURM_STEP_NUM_TASKS=1 PMI_SIZE=4", 0, 1, 0, 1, "127.0.0.1", 0},  // a process of srun --mpi=pmi2
            {"RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=a MASTER_PORT=1234", 5, 8, 1, 4,
             "a", 1234},
-           {"SLURM_STEP_NUM_TASKS=8 SLURM_PROCID=6 SLURM_LOCALID=2 SLURM_STEP_TASKS_PER_NODE=2,4(x1) "
-            "SLURM_NODEID=1 SLURM_STEP_NODELIST=gpu[007-009,12],x SLURM_JOB_ID=12345678",
+           {"SLURM_STEP_NUM_TASKS=8 SLURM_PROCID=6 SLURM_LOCALID=2 SLURM_STEP_TASKS_PER_NODE=2(x2),4 "
+            "SLURM_NODEID=2 SLURM_STEP_NODELIST=gpu[007-009,12],x SLURM_JOB_ID=12345678",
             6, 8, 2, 4, "gpu007", 20000 + 12345678 % 20000},
            {one_node, 0, 2, 0, 2, "127.0.0.1", 20000},
            {one_node + "MASTER_ADDR=gpu7", 0, 2, 0, 2, "127.0.0.1", 20000},
@@ -896,13 +784,7 @@ TEST_CASE("ranks: rank, world size and master address are read from the variable
     CHECK(p.started_by_others() == (world > 1));
   }
   CHECK(place(two + "TORCHELASTIC_USE_AGENT_STORE=True").agent_hosts_store);
-  for (const auto& [list, index, entry] : {std::tuple("2(x3),1", 2, "2"), {"2(x3),1", 3, "1"}, {"4", 0, "4"}})
-    CHECK(slurm_entry(list, index) == entry);
-  for (const auto& [list, first] : {std::pair("n1,n2", "n1"),
-                                    {"n[3,5-7]", "n3"},
-                                    {"n[3,5-7]-ib,x", "n3-ib"},
-                                    {"n3-ib,n[4-5]", "n3-ib"},
-                                    {"alone", "alone"}})
+  for (const auto& [list, first] : {std::pair("n[3,5-7]-ib,x", "n3-ib"), {"n3-ib,n[4-5]", "n3-ib"}})
     CHECK(first_slurm_host(list) == first);
   for (const char* port : {"0", "65536"})
     CHECK_HAS(error_of([&] { place(two + "MASTER_PORT=" + port); }),

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Programs and several ranks on a GPU.
 #include "gpu.hpp"
-#include "models.hpp"
 
 using namespace yolox;
 using namespace yolox::test;
@@ -10,43 +9,42 @@ GPU_PROGRAM_TEST("gpu: train, --bs auto, --dtr, a resume on the CPU, and demo wo
   DataDir dir(8);
   const std::string flags = "--data data --model yolox-nano --size 64 --bs 4 --epochs 4 --eval-interval 1 ";
   for (const std::string amp : {"off", "bf16", "fp16"}) {
-    const std::string said = succeed(dir, "train",
-                                     concat(flags, "--device cuda --amp ", amp,
-                                            amp == "bf16" ? " --graph" : "", " --max-iters 3 --out ", amp));
-    CHECK_MESSAGE(has(said, "cuda:0"), said);
+    const std::string graph = amp == "bf16" ? " --graph" : "";
+    CHECK_HAS(succeed(dir, "train",
+                      concat(flags, "--device cuda --amp ", amp, graph, " --max-iters 3 --out ", amp)),
+              "cuda:0");
   }
-  const std::string on_cpu = succeed(dir, "train", "--resume off --device cpu --max-iters 4");
-  CHECK_MESSAGE(has(on_cpu, "done: off/last.pth"), on_cpu);
-  const std::string on_gpu = succeed(dir, "train", "--resume off --device cuda --max-iters 5");
-  CHECK_MESSAGE(has(on_gpu, "done: off/last.pth"), on_gpu);
-  const std::string found =
-      succeed(dir, "train", flags + "--bs auto --device cuda --epochs 2 --max-iters 1 --out auto");
-  CHECK_MESSAGE(has(found, "--bs auto: "), found);
+  for (const char* more : {"--device cpu --max-iters 4", "--device cuda --max-iters 5"})
+    CHECK_HAS(succeed(dir, "train", concat("--resume off ", more)), "done: off/last.pth");
+  CHECK_HAS(succeed(dir, "train", flags + "--bs auto --device cuda --epochs 2 --max-iters 1 --out auto"),
+            "--bs auto: ");
   succeed(dir, "train", flags + "--device cuda --dtr auto --max-iters 2 --out dtr");
   succeed(dir, "demo", "--source data/train --weights off/last.pth --device cuda --save drawn");
 }
 
-GPU_PROGRAM_TEST("gpu: yolox-s at 640 pixels trains, and how fast") {
+GPU_PROGRAM_TEST("gpu: yolox-s at 640 pixels trains on one GPU and on all, and how fast") {
   DataDir dir(32);
-  // Multi-scale records graphs for each size.
-  for (const auto& [kind, flags] : {std::pair("plain", "--no-multiscale"),
-                                    {"graph", "--graph --no-multiscale"},
-                                    {"multi-scale", "--graph"}}) {
-    const std::string name = kind;
-    succeed(dir, "train",
-            concat("--data data --device cuda --eval-interval 0 --out ", name,
-                   kSimulated ? " --model yolox-nano --size 32 --bs 2 --max-iters 4 "
-                              : " --model yolox-s --bs 16 --max-iters 60 ",
-                   flags));
-    const auto rows = metric_rows(dir / (name + "/metrics.csv"));
-    REQUIRE(!rows.empty());
-    report_fact("images per second, " + name, concat(rounded(rows[0][kSpeed]), " in the first step, ",
-                                                     rounded(rows.back()[kSpeed]), " in the last ones"));
-  }
+  const Env devices("SIMULATED_CUDA_DEVICES", "4");
+  const int all = std::min(kGpus, 4);
+  const std::string plain = " --no-multiscale", graph = " --no-multiscale --graph", multi_scale = " --graph";
+  for (const int gpus : std::set{1, all})
+    for (const std::string& flags : {plain, graph, multi_scale}) {  // multi-scale: graphs for each size
+      const std::string name = concat(gpus, " GPUs", flags);
+      const double start = now();
+      succeed(dir, "train",
+              concat("--data data --eval-interval 0 --gpus ", gpus, flags, " --out '", name, "' --bs ",
+                     16 / all * all,
+                     kSimulated ? " --model yolox-nano --size 32 --max-iters 4"
+                                : " --model yolox-s --max-iters 60"));
+      const auto rows = metric_rows(dir / (name + "/metrics.csv"));
+      REQUIRE(!rows.empty());
+      report_fact("images per second, " + name,
+                  concat(rounded(rows[0][kSpeed]), " in the first step, ", rounded(rows.back()[kSpeed]),
+                         " in the last ones; start to end ", short_time(now() - start)));
+    }
 }
 
-PROGRAM_TEST("gpu: ranks on several GPUs make the same steps with CUDA graphs as without" *
-             doctest::skip(!torch::cuda::is_available() || kGpus < 2)) {
+SEVERAL_GPUS("gpu: ranks on several GPUs make the same steps with CUDA graphs as without") {
   DataDir dir(12);
   // One image has many objects. Alone, the ranks without it would record another graph.
   const std::string truth = dir / "data/annotations/instances_train.json";
@@ -91,8 +89,7 @@ TEST_CASE("train: --graph is refused where steps cannot be recorded") {
     CHECK(has(refusal(other), "--graph cannot be used with " + other.substr(0, other.find(' '))));
 }
 
-PROGRAM_TEST("gpu: fused kernels that differ from torch on a rank are used on none, and the log says so" *
-             doctest::skip(!torch::cuda::is_available() || !kSimulated)) {
+SIMULATED_TEST("gpu: fused kernels that differ from torch on a rank are used on none, and the log says so") {
   Ranks one(RankInfo(), kGpu, 60);
   const AtEnd off([] { use_fused_norm(false); });
   const auto is_fused = [] {
@@ -110,14 +107,18 @@ PROGRAM_TEST("gpu: fused kernels that differ from torch on a rank are used on no
               "differ from torch by"));
   }
   CHECK_FALSE(is_fused());
-  TempDir dir;
-  const Outcome o = train_two_ranks(dir, "SIMULATED_CUDA_DEVICES=2", "SIMULATED_CUDA_KERNELS=incomplete");
+  DataDir dir(4);
+  const std::string train =
+      concat("SIMULATED_CUDA_DEVICES=2 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=",
+             20000 + getpid() % 9999,
+             " $YOLOX_PROGRAMS/train --data data --model yolox-nano --size 64 --bs 2 --max-iters 1 --out a");
+  const Outcome o = shell(dir, concat("{ SIMULATED_CUDA_KERNELS=incomplete RANK=1 LOCAL_RANK=1 ", train,
+                                      " & RANK=0 LOCAL_RANK=0 ", train, "; code=$?; wait; exit $code; }"));
   CHECK_MESSAGE(o.code == 0, o.out << o.err);
-  CHECK_MESSAGE(has(o.out, "is the tolerance (rank 1)"), o.out);
+  CHECK_HAS(o.out, "is the tolerance (rank 1)");
 }
 
-PROGRAM_TEST("gpu: a driver without a usable GPU is an error, unless the CPU is selected" *
-             doctest::skip(!torch::cuda::is_available() || !kSimulated)) {
+SIMULATED_TEST("gpu: a driver without a usable GPU is an error, unless the CPU is selected") {
   DataDir dir(4);
   fs::create_directories(dir / "driver/nvidia");
   write_text(dir / "driver/nvidia/version", "NVRM version: 470.1");
@@ -141,13 +142,6 @@ PROGRAM_TEST("gpu: a driver without a usable GPU is an error, unless the CPU is 
   }
 }
 
-GPU_PROGRAM_TEST("gpu: ranks on the same GPU are refused") {
-  TempDir dir;
-  const Outcome o = train_two_ranks(dir, "CUDA_VISIBLE_DEVICES=0");
-  CHECK(o.code != 0);
-  CHECK_MESSAGE(has(o.err, "share a GPU"), o.err);
-}
-
 GPU_PROGRAM_TEST("gpu: train: a trained model has the same AP on the CPU") {
   TempDir dir;
   if (kSimulated) write_scenes(dir / "data", 8);
@@ -169,8 +163,7 @@ GPU_PROGRAM_TEST("gpu: train: a trained model has the same AP on the CPU") {
   check_figure("AP on the CPU", std::abs(ap("r/last.pth", "cpu") - on_gpu), 1e-3);
 }
 
-PROGRAM_TEST("simulated: cases of gpu-check fail if kernels or replays leave out a part of their work" *
-             doctest::skip(!torch::cuda::is_available() || !kSimulated)) {
+SIMULATED_TEST("simulated: cases of gpu-check fail if kernels or replays leave out a part of their work") {
   DataDir dir(8);
   const auto code = [&](const std::string& environment, const std::string& name) {
     return shell(dir, concat(environment, " $YOLOX_PROGRAMS/tests -tc='", name, "'")).code;
@@ -181,4 +174,100 @@ PROGRAM_TEST("simulated: cases of gpu-check fail if kernels or replays leave out
   CHECK(code("SIMULATED_CUDA_KERNELS=incomplete", kernels) == 1);
   CHECK(code("", graphs) == 0);
   CHECK(code("SIMULATED_CUDA_GRAPHS=incomplete", graphs) == 1);
+}
+
+// ---- ./train --gpus N
+
+namespace {
+
+constexpr const char* kTiny = " --data data --model yolox-nano --size 64 --bs 12 --no-multiscale --lr 1e-4 ";
+const int kRanks = std::min(kGpus, 4);
+
+std::string train(int gpus, const std::string& flags) {
+  return concat("env SIMULATED_CUDA_DEVICES=4 NCCL_DEBUG=WARN $YOLOX_PROGRAMS/train --gpus ", gpus, " ",
+                flags);
+}
+
+// Runs ./train, which must succeed. Returns what it has printed.
+std::string trained(const TempDir& dir, int gpus, const std::string& flags) {
+  const Outcome o = shell(dir, train(gpus, flags));
+  REQUIRE_MESSAGE(o.code == 0, o.out << o.err);
+  return o.out;
+}
+
+// ./train on all GPUs in the background, after its first step.
+struct Endless {
+  DataDir dir{12};
+  Process process;
+  std::vector<pid_t> ranks;
+
+  explicit Endless(const std::string& flags)
+      : process(dir, {train(kRanks, concat(kTiny, "--epochs 9999 --eval-interval 0 --out r ", flags))}) {
+    REQUIRE_MESSAGE(process.until([&] { return has(contents(process.out), "epoch      iter"); }),
+                    contents(process.err));
+    ranks = children_of(process.pid);
+  }
+};
+
+}  // namespace
+
+SEVERAL_GPUS("gpu: ranks: N GPUs compute the steps of one in float64, and the AP of one") {
+  DataDir dir(12);
+  const std::string flags =
+      concat(kTiny, "--amp fp64 --conf 0 --nms 0.9 --warmup-epochs 0 --eval-interval 1 --epochs 3 --out ");
+  trained(dir, 1, flags + "one");
+  for (int gpus = 2; gpus <= kRanks; ++gpus) {
+    const std::string several = concat("of", gpus);
+    trained(dir, gpus, flags + several);
+    const auto one = weights_of(dir, "one", false), all = weights_of(dir, several, false);
+    double largest = 0;
+    for (const auto& e : one)
+      largest = std::max(largest, relative_error(all.at(e.key()).toTensor(), e.value().toTensor()));
+    check_figure(concat("difference of the weights, ", gpus, " GPUs"), largest, 1e-9);
+    CHECK(last_ap(dir, several) == doctest::Approx(last_ap(dir, "one")).epsilon(1e-6));
+  }
+}
+
+SEVERAL_GPUS("gpu: ranks: after kill -9 of a rank the others end, also while graphs are replayed") {
+  for (const std::string flags : {"", "--graph"}) {
+    Endless run(flags);
+    kill(run.ranks[1], SIGKILL);
+    const double start = now();
+    REQUIRE(run.process.ends());
+    CHECK(now() - start < 20);
+    CHECK(run.process.wait() == 128 + SIGKILL);
+    for (const pid_t rank : run.ranks) CHECK(kill(rank, 0) != 0);
+    CHECK_HAS(contents(run.process.err), "was killed by SIGKILL");
+    CHECK_FALSE(has(contents(run.process.err), "SIGABRT"));
+  }
+}
+
+SEVERAL_GPUS("gpu: ranks: SIGTERM saves, and fewer GPUs resume the run") {
+  Endless run("--graph");
+  kill(run.process.pid, SIGTERM);
+  REQUIRE(run.process.ends());
+  CHECK(run.process.wait() == 0);
+  const int64_t steps = steps_of(run.dir);
+  CHECK(steps > 0);
+  trained(run.dir, kRanks / 2, concat("--resume r --max-iters ", steps + 2));
+  CHECK(steps_of(run.dir) == steps + 2);
+}
+
+SIMULATED_TEST("gpu: ranks: if the largest step does not fit on a rank, all begin with more micro-batches") {
+  DataDir dir(8);
+  const std::string flags =
+      "--data data --model yolox-nano --size 192 --no-multiscale --bs 8 --eval-interval 0 --max-iters 1 ";
+  const auto peak = [&](const std::string& more) {  // bytes of a rank
+    const std::string said = trained(dir, 2, flags + more), mark = "ranks   memory ";
+    REQUIRE_MESSAGE(has(said, mark), said);
+    CHECK_FALSE(has(said, "accum   "));
+    return 1e6 * std::stod(said.substr(said.find(mark) + mark.size()));
+  };
+  const double whole = peak("--out a"), quarters = peak("--accum 4 --out b");
+  REQUIRE(whole > 1.3 * quarters);
+  const Env limit("SIMULATED_CUDA_LIMIT", concat(int64_t(0.5 * (whole + quarters))).c_str());
+  CHECK_HAS(trained(dir, 2, flags + "--out c"),
+            "instead of 1: with less, a step of 192x192 pixels does not fit");
+  const double accum = json_number(dir / "c/config.json", "accum");
+  CHECK((accum == 2 || accum == 4));
 }

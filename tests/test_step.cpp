@@ -2,53 +2,25 @@
 // One training step: input size, gradient accumulation, and out-of-memory errors.
 #include "tensors.hpp"
 
-#include <ATen/record_function.h>
 #include <map>
 #include <new>
 #include <set>
 
 #include "base/device.hpp"
-#include "models.hpp"
-#include "run/step_memory.hpp"
 #include "train_step.hpp"
 
 using namespace yolox;
-using test::numbers_of;
-using test::ObservedBackbone;
-using test::TrainSteps;
+using namespace yolox::test;
 
 namespace {
 
-Training training_of(const YOLOX& model) {
-  return {model, YOLOX(nullptr), Optimizer("sgd", parameter_groups(*model, 0), false),
-          GradScaler(false, torch::kCPU)};
-}
-
-struct Small {
-  YOLOX model = make_model("yolox-nano", 3);
-  std::optional<Training> training;
+struct Small : SmallTraining {
   std::shared_ptr<ObservedBackbone> observed;  // of the model
-  Tensor images;
-  Targets targets;
-  Small() {
-    torch::manual_seed(3);
-    model = make_model("yolox-nano", 3);
-    to_channels_last(*model);
-    training.emplace(training_of(model));
+  Small() : SmallTraining({2, 1, 0, 2, 1}, 64) {
     observed = std::make_shared<ObservedBackbone>(model->backbone);
     model->backbone = observed;
-    images = torch::randint(0, 256, {5, 3, 64, 64}).to(torch::kFloat);
-    targets = {torch::tensor({20.f, 30.f, 16.f, 24.f}).repeat({5, 2, 1}),
-               torch::zeros({5, 2}, torch::kLong),
-               {2, 1, 0, 2, 1}};
   }
   Losses gradients_in(int64_t parts) { return compute(*training, parts, /*use_l1=*/true); }
-  // Returns the losses of forward_backward() of another training with the same images.
-  Losses compute(Training& t, int64_t parts = 1, bool use_l1 = false) {
-    Ranks alone(RankInfo(), torch::kCPU, 0);
-    return forward_backward(t, {images, targets}, parts, use_l1, alone);
-  }
-  std::vector<Tensor> grads() const { return gradients(training->optimizer.groups); }
   // Returns the memory of a trial step. after: called after the gradients.
   double memory(
       int64_t count, int64_t accum, ImageSize largest, const std::function<void()>& after = [] {}) {
@@ -69,6 +41,9 @@ double largest_difference(const std::vector<Tensor>& a, const std::vector<Tensor
     most = std::max(most, ((a[i] - b[i]).norm() / (a[i].norm() + 1e-6)).item<double>());
   return most;
 }
+bool all_equal(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  return std::ranges::equal(a, b, [](const Tensor& x, const Tensor& y) { return torch::equal(x, y); });
+}
 
 std::vector<int> heights(const MultiScale& sizes, int64_t steps) {
   std::vector<int> all;
@@ -78,18 +53,16 @@ std::vector<int> heights(const MultiScale& sizes, int64_t steps) {
 
 }  // namespace
 
-TEST_CASE(
-    "step: parts of unequal size compute the gradient and losses of the whole batch, except for batch "
-    "norms") {
+TEST_CASE("step: unequal parts compute gradient and losses of the whole batch, except for batch norms") {
   Small s;
   s.model->eval();  // otherwise batch norms would compute statistics per part
   for (const bool objects : {true, false}) {
-    if (!objects) s.targets.counts = {0, 0, 0, 0, 0};
+    if (!objects) s.input.targets.counts = {0, 0, 0, 0, 0};
     const Losses whole = s.gradients_in(1);
     const auto want = s.grads();
     const int64_t positives = whole["positives"].item<int64_t>();
     CHECK((objects ? positives >= 4 : positives == 0));
-    CHECK(whole["objects"].item<int64_t>() == s.targets.total());
+    CHECK(whole["objects"].item<int64_t>() == s.input.targets.total());
     CHECK_FALSE(whole.total.requires_grad());
     for (const int64_t parts : {2, 3, 5}) {
       const Losses in_parts = s.gradients_in(parts);
@@ -124,31 +97,11 @@ TEST_CASE("amp: convolution weights that are cast together give the gradients of
   // float16 takes minutes on a processor without instructions for it, so that it is tried in one part only.
   for (const auto& [amp, parts] :
        {std::pair(torch::kBFloat16, int64_t{1}), {torch::kBFloat16, 2}, {torch::kHalf, 1}}) {
-    const auto expected = grads(amp, false, parts), got = grads(amp, true, parts);
-    REQUIRE(got.size() == expected.size());
-    for (size_t i = 0; i < got.size(); ++i) {
-      CHECK((got[i].scalar_type() == torch::kFloat));
-      CHECK(torch::equal(got[i], expected[i]));
-    }
+    CHECK(all_equal(grads(amp, false, parts), grads(amp, true, parts)));
   }
   observed->after_forward = [](const Tensor&) { throw std::runtime_error("out of memory"); };
   CHECK_THROWS(s.compute(t));
   CHECK(conv->weight.is_same(weight));
-}
-
-TEST_CASE("amp: gradients of the last layers are cast before those of the first layers are computed") {
-  Small s;
-  YOLOX model = make_model("yolox-tiny", 3);
-  Training t = training_of(model);
-  t.amp = torch::kBFloat16;
-  t.cast_weights = cast_weights(*model, t.amp);
-  std::vector<std::string> order;
-  for (const auto& p : model->named_parameters())
-    p.value().register_hook([&order, name = p.key()](const Tensor&) { order.push_back(name); });
-  s.compute(t);
-  REQUIRE(order.size() == model->parameters().size());
-  const auto place = [&](const std::string& name) { return std::ranges::find(order, name) - order.begin(); };
-  CHECK(place("head.obj_preds.0.weight") < place("backbone.backbone.stem.conv.bn.weight"));
 }
 
 TEST_CASE("step: a rank all-reduces seven numbers, and the losses are those of the whole batch") {
@@ -172,8 +125,7 @@ TEST_CASE("step: a rank all-reduces seven numbers, and the losses are those of t
   CHECK(l["iou"].item<double>() == doctest::Approx(whole["iou"].item<double>()).epsilon(1e-5));
 }
 
-TEST_CASE(
-    "step: values are averaged over micro-batches and ranks by positives or images, and counts are added") {
+TEST_CASE("step: values are averaged over micro-batches and ranks by positives or images; counts are added") {
   const auto losses = [](double value, int64_t positives, int64_t images) {
     Losses l;
     l.images = images;
@@ -242,11 +194,11 @@ TEST_CASE("step: after out of memory the step is repeated in parts; statistics a
   };
   Log log("", /*quiet=*/true);
   TrainSteps steps(*s.training, torch::kCPU, log, false, 5, /*clip=*/0);
-  const Losses losses =
-      steps({s.images.to(torch::kByte).permute({0, 2, 3, 1}), s.targets, {}, {}}, {64, 64}, true, 0);
+  const Losses losses = steps(
+      {s.input.images.to(torch::kByte).permute({0, 2, 3, 1}), s.input.targets, {}, {}}, {64, 64}, true, 0);
   CHECK(attempts == 3);
   plain.gradients_in(2);
-  for (size_t i = 0; i < s.grads().size(); ++i) CHECK(torch::equal(s.grads()[i], plain.grads()[i]));
+  CHECK(all_equal(s.grads(), plain.grads()));
   const auto a = s.model->named_buffers(), b = plain.model->named_buffers();
   for (const auto& buffer : a) CHECK_MESSAGE(torch::equal(buffer.value(), b[buffer.key()]), buffer.key());
   CHECK(losses.total.item<double>() > 0);
@@ -293,8 +245,7 @@ TEST_CASE("step: the loss is scaled for fp16, and the network runs under autocas
   Small s;
   s.model->eval();
   s.gradients_in(1);
-  std::vector<Tensor> want;
-  for (const Tensor& g : s.grads()) want.push_back(g * 8);
+  const auto want = at::_foreach_mul(s.grads(), 8);
   s.training->scaler = GradScaler(true, torch::kCPU);
   s.training->scaler.scale.fill_(8);
   bool autocast = true;
@@ -308,30 +259,23 @@ TEST_CASE("step: the loss is scaled for fp16, and the network runs under autocas
   CHECK_FALSE(l.total.requires_grad());  // the losses are detached
 }
 
-TEST_CASE(
-    "step: a trial step has the largest input size and the micro-batches of a step; errors are thrown") {
+TEST_CASE("step: a trial step has the largest input size and a step's micro-batches; errors are thrown") {
   Small s;
-  static thread_local int64_t height, images;  // largest inputs of a convolution
-  const auto began = [](const at::RecordFunction& f) -> std::unique_ptr<at::ObserverContext> {
-    if (std::string(f.name()) != "aten::convolution") return nullptr;
-    const Tensor x = c10::IValue(f.inputs()[0]).toTensor();
+  int64_t height = 0, images = 0;  // of the largest input of the network
+  s.observed->before = [&](const Tensor& x) {
     height = std::max(height, x.size(2));
     images = std::max(images, x.size(0));
-    return nullptr;
+    return x;
   };
   const auto try_out = [&](ImageSize largest, int64_t accum) {
     height = images = 0;
-    const auto handle = at::addThreadLocalCallback(
-        at::RecordFunctionCallback(began).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
-    const std::string error = error_of([&] { s.memory(4, accum, largest); });
-    at::removeCallback(handle);
-    return error;
+    return error_of([&] { s.memory(4, accum, largest); });
   };
   CHECK(try_out({128, 128}, 1) == "");
-  CHECK(height == 64);  // half the input size, because the stem folds pixels into channels
+  CHECK(height == 128);
   CHECK(images == 4);
   CHECK(try_out({64, 64}, 2) == "");
-  CHECK(height == 32);
+  CHECK(height == 64);
   CHECK(images == 2);
   CHECK(try_out({100, 100}, 1) != "");
   CHECK_THROWS_AS(s.memory(2, 1, {64, 64}, [] { throw UsageError("too small"); }), UsageError);
@@ -347,13 +291,12 @@ TEST_CASE(
   CHECK(runs == 1);
   CHECK(s.memory(6, 1, {96, 96}) > 1e6);
   // Weights, statistics, gradients and random numbers are as before.
-  for (size_t i = 0; i < before.size(); ++i) CHECK(torch::equal(tensors_of(s.model)[i], before[i]));
+  CHECK(all_equal(tensors_of(s.model), before));
   for (const auto& p : s.model->parameters()) CHECK_FALSE(p.grad().defined());
   CHECK(torch::equal(random, at::globalContext().defaultGenerator(torch::kCPU).get_state()));
 }
 
-TEST_CASE(
-    "multi-scale: the size depends on seed and step only, and changes every ten steps, after ten at --size") {
+TEST_CASE("multi-scale: the size depends on seed and step only, and changes every ten steps") {
   const MultiScale sizes{{640, 640}, 5, 5, 3};
   const auto drawn = heights(sizes, 1000);
   for (int i = 0; i < 10; ++i) CHECK(drawn[i] == 640);
@@ -379,11 +322,10 @@ TEST_CASE("multi-scale: a small set of equally frequent sizes, for which cuDNN r
   CHECK(counts.rbegin()->first == 640 + 160);
   for (const auto& [height, count] : counts) CHECK(std::abs(count - 1000) < 150);
   CHECK(sizes.largest().height == 800);
-  std::set<int> sizes_of_small;
-  for (const int h : heights(small, 20000)) sizes_of_small.insert(h);
-  CHECK(sizes_of_small.size() == 11);
-  CHECK(*sizes_of_small.begin() == 416 - 96);
-  CHECK(*sizes_of_small.rbegin() == 416 + 224);
+  const auto drawn = heights(small, 20000);
+  CHECK(std::set<int>(drawn.begin(), drawn.end()).size() == 11);
+  CHECK(std::ranges::min(drawn) == 416 - 96);
+  CHECK(std::ranges::max(drawn) == 416 + 224);
   CHECK(small.largest().height == 640);
   for (int64_t i = 0; i < 2000; i += 10) CHECK(wide.size_at(i).width == 2 * wide.size_at(i).height);
   CHECK(wide.largest().width == 2 * wide.largest().height);
@@ -412,7 +354,7 @@ TEST_CASE("multi-scale: a small set of equally frequent sizes, for which cuDNN r
   config.dtr = "off";
   config.deterministic = true;
   CHECK_FALSE(pays(300 * 118000, sizes));
-  const test::Deterministic deterministic;
+  const Deterministic deterministic;
   CHECK(torch_settings.deterministicCuDNN());
   CHECK(torch_settings.deterministicAlgorithms());
 }

@@ -28,6 +28,40 @@ struct ObservedBackbone : Backbone {
   std::function<void(const Tensor&)> after_forward;
 };
 
+// Returns the training state of a model, with SGD and without EMA.
+inline Training training_of(const YOLOX& model) {
+  return {model, YOLOX(nullptr), Optimizer("sgd", parameter_groups(*model, 0), false),
+          GradScaler(false, torch::kCPU)};
+}
+
+// yolox-nano with three classes and a batch for it, always with the same numbers.
+struct SmallTraining {
+  YOLOX model{nullptr};
+  std::optional<Training> training;
+  Input input;
+
+  // objects: of each image. side: of the images. in_order: channels-last.
+  explicit SmallTraining(const std::vector<int64_t>& objects, int64_t side, bool in_order = true,
+                         at::ScalarType type = torch::kFloat, torch::Device device = torch::kCPU) {
+    torch::manual_seed(3);
+    model = make_model("yolox-nano", 3);
+    move(model, device, type);
+    if (in_order) to_channels_last(*model);
+    training.emplace(training_of(model));
+    const auto n = int64_t(objects.size());
+    const auto format = in_order ? torch::MemoryFormat::ChannelsLast : torch::MemoryFormat::Contiguous;
+    input = {torch::randint(0, 256, {n, 3, side, side}).to(device, type).contiguous(format),
+             {torch::tensor({20.f, 30.f, 16.f, 24.f}).repeat({n, 2, 1}).to(device, type),
+              torch::zeros({n, 2}, torch::kLong).to(device), objects}};
+  }
+  // Returns the losses of forward_backward() of a training with the same images.
+  Losses compute(Training& t, int64_t parts = 1, bool use_l1 = false) {
+    Ranks alone(RankInfo(), torch::kCPU, 0);
+    return forward_backward(t, input, parts, use_l1, alone);
+  }
+  std::vector<Tensor> grads() const { return gradients(training->optimizer.groups); }
+};
+
 // Steps of train.cpp on one rank, without DTR.
 struct TrainSteps {
   Training& t;

@@ -69,6 +69,10 @@ c10::DataPtr to_device(c10::DataPtr memory, size_t size) {
   bytes_now += int64_t(size);
   bytes_at_most = std::max(bytes_at_most, bytes_now);
   auto* block = new Block{std::move(memory), size, current_stream()};
+  if (!recording()) {
+    block->written_by = block->stream;
+    block->written_at = known(clock_of(block->stream), block->stream);
+  }
   note_allocation(block);
   blocks()[block->bytes()] = block;
   return {block->bytes() + kDeviceOffset, block, &free_block, device};

@@ -47,8 +47,6 @@ const Operator& operator_of(const c10::OperatorHandle& handle) {
   o.name = schema.name();
   o.has_kernel = o.name.rfind("aten::", 0) == 0;
   if (o.has_kernel) o.name.erase(0, 6);
-  if (o.name.rfind("mkldnn_", 0) == 0 || one_of(o.name, {"histogram", "to_mkldnn", "from_file"}))
-    o.has_kernel = false;
   o.takes_indices = one_of(o.name, {"index", "_unsafe_index", "_index_put_impl_", "index_put_", "index_put"});
   if (one_of(o.name, {"nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive",
                       "unique_dim_consecutive", "repeat_interleave", "bincount", "equal"}))
@@ -154,21 +152,6 @@ struct Call {
       if (t.device.numel() > 0) uses.push_back({block_at(t.device.storage().data()), t.written});
     simulated_cuda::run_on_stream(op.name, uses);
   }
-  // Marks new results, which are the tensors from `first` on, as written by the current stream.
-  void write_results_on_stream(size_t first) {
-    if (recording()) return;
-    const Lock lock(mutex());
-    const int stream = current_stream();
-    for (size_t i = first; i < tensors.size(); ++i) {
-      const Tensor& t = tensors[i].device;
-      Block* b = t.numel() > 0 ? block_at(t.storage().data()) : nullptr;
-      if (!b || b->written_by >= 0) continue;
-      b->written_by = stream;
-      b->written_at = known(clock_of(stream), stream);
-      b->writer = op.name;
-    }
-  }
-
   struct Pair {
     Tensor device, cpu;
     bool written;
@@ -260,7 +243,6 @@ void run_on_cpu(const c10::OperatorHandle& handle, const Operator& op, Stack* st
     no_inference_mode.emplace(false);
   for (size_t i = stack->size() - handle.schema().returns().size(); i < stack->size(); ++i)
     (*stack)[i] = call.device((*stack)[i]);
-  if (!op.only_metadata) call.write_results_on_stream(given);
   if (given_to_graph.empty()) return;
   Stack results;
   for (size_t i = stack->size() - handle.schema().returns().size(); i < stack->size(); ++i)
@@ -348,59 +330,47 @@ void record_stream(Tensor& self, c10::Stream s) { record_on_stream(self.storage(
 
 // ---- kernels of batch norm that torch has for CUDA only. Statistics are float32 for 16-bit types.
 
-Tensor per_channel(const Tensor& t, const Tensor& like) {
-  std::vector<int64_t> shape(size_t(like.dim()), 1);
-  shape[1] = -1;
-  return t.view(shape);
-}
+using OptionalTensor = std::optional<Tensor>;
+
+const std::vector<int64_t> kAllButChannels{0, 2, 3};
+Tensor per_channel(const Tensor& t) { return t.view({1, -1, 1, 1}); }
 Tensor widened(const Tensor& t) { return t.scalar_type() == at::kDouble ? t : t.to(at::kFloat); }
-std::vector<int64_t> all_but_channels(const Tensor& x) {
-  std::vector<int64_t> dims{0};
-  for (int64_t d = 2; d < x.dim(); ++d) dims.push_back(d);
-  return dims;
-}
 
 std::tuple<Tensor, Tensor> batch_norm_stats(const Tensor& x, double eps) {
   const Tensor wide = widened(x);
-  return {wide.mean(all_but_channels(x)), (wide.var(all_but_channels(x), false) + eps).rsqrt()};
+  return {wide.mean(kAllButChannels), (wide.var(kAllButChannels, false) + eps).rsqrt()};
 }
 std::tuple<Tensor, Tensor> batch_norm_gather_stats_with_counts(
-    const Tensor&, const Tensor& mean, const Tensor& inverse, const std::optional<Tensor>& running_mean,
-    const std::optional<Tensor>& running_var, double momentum, double eps, const Tensor& counts) {
+    const Tensor&, const Tensor& mean, const Tensor& inverse, const OptionalTensor& running_mean,
+    const OptionalTensor& running_var, double momentum, double eps, const Tensor& counts) {
   const Tensor n = counts.unsqueeze(1), total = n.sum(), all_mean = (mean * n).sum(0) / total;
-  const Tensor squares = (inverse.pow(-2) - eps + (mean - all_mean).square()) * n;
-  const Tensor variance = squares.sum(0) / total;
+  const Tensor squares = ((inverse.pow(-2) - eps + (mean - all_mean).square()) * n).sum(0);
   running_mean->mul_(1 - momentum).add_(all_mean, momentum);
-  running_var->mul_(1 - momentum).add_(squares.sum(0) / (total - 1), momentum);
-  return {all_mean, (variance + eps).rsqrt()};
+  running_var->mul_(1 - momentum).add_(squares / (total - 1), momentum);
+  return {all_mean, (squares / total + eps).rsqrt()};
 }
-Tensor batch_norm_elemt(const Tensor& x, const std::optional<Tensor>& weight,
-                        const std::optional<Tensor>& bias, const Tensor& mean, const Tensor& inverse,
-                        double) {
-  Tensor y = (widened(x) - per_channel(mean, x)) * per_channel(inverse, x);
-  if (weight && weight->defined()) y = y * per_channel(widened(*weight), x);
-  if (bias && bias->defined()) y = y + per_channel(widened(*bias), x);
-  return y.to(x.scalar_type());
+Tensor batch_norm_elemt(const Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias,
+                        const Tensor& mean, const Tensor& inverse, double) {
+  const Tensor y = (widened(x) - per_channel(mean)) * per_channel(inverse);
+  return (y * per_channel(widened(*weight)) + per_channel(widened(*bias))).to(x.scalar_type());
 }
 std::tuple<Tensor, Tensor, Tensor, Tensor> batch_norm_backward_reduce(const Tensor& grad, const Tensor& x,
                                                                       const Tensor& mean,
                                                                       const Tensor& inverse,
-                                                                      const std::optional<Tensor>& weight,
-                                                                      bool, bool, bool) {
-  const Tensor g = widened(grad), sum = g.sum(all_but_channels(x));
-  const Tensor product = (g * (widened(x) - per_channel(mean, x))).sum(all_but_channels(x));
-  const auto type = weight && weight->defined() ? weight->scalar_type() : mean.scalar_type();
+                                                                      const OptionalTensor& weight, bool,
+                                                                      bool, bool) {
+  const Tensor g = widened(grad), sum = g.sum(kAllButChannels);
+  const Tensor product = (g * (widened(x) - per_channel(mean))).sum(kAllButChannels);
+  const auto type = weight->scalar_type();
   return {sum, product, (product * inverse).to(type), sum.to(type, false, true)};
 }
 Tensor batch_norm_backward_elemt(const Tensor& grad, const Tensor& x, const Tensor& mean,
-                                 const Tensor& inverse, const std::optional<Tensor>& weight,
-                                 const Tensor& sum, const Tensor& product, const Tensor& count) {
+                                 const Tensor& inverse, const OptionalTensor& weight, const Tensor& sum,
+                                 const Tensor& product, const Tensor& count) {
   const Tensor n = count.sum().to(mean.scalar_type());
-  Tensor factor = inverse;
-  if (weight && weight->defined()) factor = factor * widened(*weight);
-  const Tensor d = widened(grad) - per_channel(sum / n, x) -
-                   (widened(x) - per_channel(mean, x)) * per_channel(product / n * inverse * inverse, x);
-  return (d * per_channel(factor, x)).to(x.scalar_type());
+  const Tensor d = widened(grad) - per_channel(sum / n) -
+                   (widened(x) - per_channel(mean)) * per_channel(product / n * inverse * inverse);
+  return (d * per_channel(inverse * widened(*weight))).to(x.scalar_type());
 }
 
 TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
@@ -429,10 +399,9 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
     const bool composite = op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
                            op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional) ||
                            op->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
-    const bool foreach = name.name.rfind("aten::_foreach_", 0) == 0 && !out;
-    const bool convolution =
-        (name.name == "aten::convolution" || name.name == "aten::convolution_backward") && !out;
-    if ((composite && op->hasKernelForDispatchKey(DispatchKey::CPU)) || foreach || convolution)
+    const bool by_name = name.name.rfind("aten::_foreach_", 0) == 0 || name.name == "aten::convolution" ||
+                         name.name == "aten::convolution_backward";
+    if ((composite && op->hasKernelForDispatchKey(DispatchKey::CPU)) || (by_name && !out))
       m.impl((name.name + (overload.empty() ? "" : "." + overload)).c_str(),
              torch::CppFunction::makeFromBoxedFunction<&fallback>());
   }
@@ -444,12 +413,8 @@ Tensor host_view(const Tensor& t) {
   if (!t.defined() || !t.is_cuda()) return t;
   const Lock lock(mutex());
   do_copies_before(clock_of(current_stream()));
-  static const auto* op = [] {
-    auto* o = new Operator;
-    o->name = "host_view";
-    return o;
-  }();
-  Call call(*op);
+  static const auto& op = *new Operator{"host_view"};
+  Call call(op);
   Tensor cpu = call.host(t, /*write=*/true);
   call.run_on_stream();
   // The view keeps the device tensor alive.

@@ -39,9 +39,6 @@ bool has_graphs();
 // Returns a CPU tensor on the bytes of a device tensor, after the work of the current stream.
 at::Tensor host_view(const at::Tensor& t);
 
-// Returns the number of devices: SIMULATED_CUDA_DEVICES, 1 by default.
-int device_count();
-
 // The memory that a device reports, in bytes. Allocations are limited only after set_limit(). allocated() and
 // peak_allocated() count all devices together.
 constexpr int64_t kMemory = int64_t{16} << 30;

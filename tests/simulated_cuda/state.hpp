@@ -49,12 +49,12 @@ struct Block {
   c10::DataPtr memory;  // on the host
   size_t size;
   int stream;           // the stream that was current at the allocation
-  int written_by = -1;  // the stream of the last write
+  int written_by = -1;  // the stream of the last write, at first of the allocation
   int64_t written_at = 0;
-  std::string writer;              // the operator of the last write
-  std::map<int, int64_t> read_at;  // stream -> its last read since then
-  std::set<int> recorded;          // streams of record_stream()
-  std::weak_ptr<Graph> graph;      // the graph that allocated it while it was recorded
+  std::string writer = "allocation";  // the operator of the last write
+  std::map<int, int64_t> read_at;     // stream -> its last read since then
+  std::set<int> recorded;             // streams of record_stream()
+  std::weak_ptr<Graph> graph;         // the graph that allocated it while it was recorded
 
   char* bytes() const { return static_cast<char*>(memory.get()); }
 };

@@ -49,10 +49,9 @@ void reset_counts() {
 }
 
 static std::atomic<const char*> failed{nullptr};
-void fail_from_now_on(const char* error) { failed = error; }
-
 static bool hangs = false;
 
+void fail_from_now_on(const char* error) { failed = error; }
 void hang() { hangs = true; }
 void throw_if_failed() { TORCH_CHECK(!failed, failed.load()); }
 
@@ -61,12 +60,9 @@ void throw_if_failed() { TORCH_CHECK(!failed, failed.load()); }
 static thread_local DeviceIndex device_now = 0;
 static thread_local std::map<int, int> stream_now;  // device -> stream of that device
 
-int device_count() {
-  static const int n = [] {
-    const char* text = std::getenv("SIMULATED_CUDA_DEVICES");
-    return text ? std::atoi(text) : 1;
-  }();
-  return n;
+static int device_count() {
+  static const char* const text = std::getenv("SIMULATED_CUDA_DEVICES");
+  return text ? std::atoi(text) : 1;
 }
 int current_device() { return device_now; }
 int current_stream() { return device_now * kStreams + stream_now[device_now]; }
@@ -146,7 +142,6 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     static std::atomic<int> next{0};
     return stream_of(index_of(d), 1 + next++ % (kStreams - 1));
   }
-  Stream getNewStream(Device d, int) const override { return getStreamFromGlobalPool(d, false); }
   Stream exchangeStream(Stream s) const override {
     const Stream before = getStream(s.device());
     stream_now[s.device_index()] = int(s.id());
@@ -215,7 +210,6 @@ struct Hooks final : at::CUDAHooksInterface {
   const at::Generator& getDefaultGenerator(DeviceIndex) const override {
     return at::detail::getDefaultCPUGenerator();
   }
-  Device getDeviceFromPtr(void*) const override { return Device(kCUDA, device_now); }
   bool isPinnedPtr(const void* p) const override { return is_pinned(p); }
   at::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
   at::Allocator* getCUDADeviceAllocator() const override { return device_allocator(); }

@@ -3,11 +3,10 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 
 #include "simulated_cuda.hpp"
 
-enum cudaError_t { cudaSuccess, cudaErrorNoDevice };
+enum cudaError_t { cudaSuccess };
 struct cudaDeviceProp {
   char name[256];
   int major, minor;  // compute capability
@@ -16,13 +15,6 @@ struct cudaDeviceProp {
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   *properties = {"simulated", 8, 0, 0, device, 0};
   return cudaSuccess;
-}
-inline cudaError_t cudaGetDeviceCount(int* count) {
-  *count = simulated_cuda::device_count();
-  return *count > 0 ? cudaSuccess : cudaErrorNoDevice;
-}
-inline const char* cudaGetErrorString(cudaError_t error) {
-  return error == cudaSuccess ? "no error" : "no CUDA-capable device is detected";
 }
 enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
