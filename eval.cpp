@@ -93,9 +93,6 @@ static void evaluate_file(const Config& config) {
   if (truth.repeated_ids > 0)
     std::cout << "note: " << printable(config.gt) << ": " << truth.repeated_ids
               << " annotations have the id of another one\n";
-  if (truth.zero_ids > 0)
-    std::cout << "note: " << printable(config.gt) << ": " << truth.zero_ids
-              << " annotations have the id 0; pycocotools never finds them, so that its AP is lower\n";
   std::set<std::string> names;
   for (auto& category : truth.categories) {
     category.name = normal_name(printable(category.name));

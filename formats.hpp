@@ -151,9 +151,9 @@ inline Splits load_splits(const DataOptions& o, bool with_train = true, size_t m
   if (!with_train) {
     if (splits.same)
       val.notes.push_back(
-          "warning: these are the images that ./train would train on, and AP may be too high for other "
-          "images; "
-          "if it held some out, give its --val-fraction here");
+          "warning: these are the images that ./train would train on, and AP may be too high for others; if "
+          "it "
+          "held some out, give its --val-fraction here");
     return splits;
   }
   if (splits.same) {

@@ -911,7 +911,7 @@ TEST_CASE("formats: --val-fraction holds out the same images in each format, no 
       CHECK(of_yolo.val.where(i) == fs::path(of_yolo.val.files[i]).replace_extension(".txt").string() + ":2");
   }
   CHECK(read_sources({dir / "yolo", {}, 0.001}).val.files.size() == 1);
-  put(dir, {{"coco/val.json", coco({"clip_1.jpg"})}});
+  put(dir, {{"coco/val.json", coco({"other.jpg"})}, {"coco/other.jpg", ""}});
   CHECK_HAS(reading(dir, {"coco", "", 0.2}), "--val-fraction is for data with one split, but --data");
   const DataOptions shapes{"shapes", {}, 0.2};
   CHECK_HAS(error_of([&] { load_splits(shapes); }), "--val-fraction is for COCO, VOC and YOLO files");
@@ -954,13 +954,13 @@ a pointer of Git LFS | annotations/train.json({version https://git-lfs.github.co
  | error: DIR/annotations/train.json is a pointer of Git LFS | git lfs pull
 a compressed file | annotations/train.json(a.jpg) annotations/val.json.gz(x) a.jpg | error: | val.json.gz is an archive
 a file of another name | annotations/train.json(a.jpg) annotations/holdout.json(a.jpg) a.jpg
- | error: | has the splits holdout, train, and none of them is called val or test; give --split
+ | error: | has the splits annotations/holdout, train, and none of them is called val or test; give --split
 an evaluation split alone | annotations/val.json(a.jpg) a.jpg | one split | warning: DIR has the split val only
 a list of VOC without images | ImageSets/Main/train.txt(a) ImageSets/Main/val.txt() Annotations/a.xml(x) JPEGImages/a.jpg
  | error: DIR/ImageSets/Main/val.txt names no images
 a list of VOC with extensions | ImageSets/Main/train.txt(a.jpg) Annotations/a.xml(x) JPEGImages/a.jpg | class 0 | !problem
 a key of data.yaml without a value | data.yaml(train: images;val:;names: [a];) images/a.jpg labels/a.txt(#0)
- | error: DIR/data.yaml:2: val is empty
+ | error: DIR/data.yaml: val is empty
 obj.data with another key | obj.data(names = obj.names;train = train.txt;val = val.txt;) obj.names(a) train.txt(a.jpg) val.txt(b.jpg)
  a.jpg b.jpg a.txt(#0) b.txt(#0) | val DIR/obj.data (val): DIR/b.jpg
 a folder that is gone | annotations/instances_train2017.json(a.jpg;1 1 [1,2,10,12]) annotations/instances_val2017.json(a.jpg;1 1 [5,5,9,9])
@@ -979,7 +979,7 @@ labels with two flags | data.yaml(train: images;names: [a];) images/a.jpg labels
       {{"two label files of one picture",
         {{"Annotations/a.xml", voc("<filename>a.jpg</filename>" + object("x"))},
          {"Annotations/b.xml", voc("<filename>a.jpg</filename>" + object("x", "5 6 20 20"))},
-         {"JPEGImages/a.jpg", ""}},
+         {"JPEGImages/a.jpg", "@64x48"}},
         {"label file without image: DIR/Annotations/b.xml: its image a.jpg has another label file"}},
        {"width and height in place of corners",
         {{"Annotations/a.xml", voc(object("x", "20 30 12 9") + object("x", "30 20 9 12"))},

@@ -30,7 +30,7 @@ GenericDict file_of_step(int64_t step, const RunSettings& settings = {}, double 
   train.insert("iteration", step);
   train.insert("flags", texts(settings.flags));
   train.insert("chosen", texts(settings.chosen));
-  train.insert("images", int64_t{8});
+  train.insert("data", std::string("8 images"));
   train.insert("model", model);
   file.insert("train", train);
   return file;
@@ -68,7 +68,7 @@ TEST_CASE("checkpoints: a damaged or nonfinite last.pth is reported, and last.ba
   CHECK(newest_checkpoint(run).step == 20);  // there is no last.pth
   write_pth(last, file_of_step(100));
   const SavedRun whole = newest_checkpoint(run);
-  CHECK((whole.step == 100 && whole.images == 8 && whole.path == last && whole.notes.empty()));
+  CHECK((whole.step == 100 && whole.data == "8 images" && whole.path == last && whole.notes.empty()));
 
   const std::string bytes = contents(last);
   write_pth(last, file_of_step(100, {}, HUGE_VAL));
@@ -144,12 +144,12 @@ TEST_CASE("checkpoints: the gradient scaler is restored; a run may be resumed wi
            plain = small_training();
   t.scaler.scale.fill_(512);
   t.scaler.growth_tracker.fill_(7);
-  load_checkpoint(same, checkpoint(t, nano_info(), {}, 10, 80), 10, "x.pth");
+  load_checkpoint(same, checkpoint(t, nano_info(), {}, 10, "80 images"), 10, "x.pth");
   CHECK(same.scaler.scale.item<double>() == 512);
   CHECK(same.scaler.growth_tracker.item<int64_t>() == 7);
-  load_checkpoint(plain, checkpoint(t, nano_info(), {}, 10, 80), 10, "x.pth");
+  load_checkpoint(plain, checkpoint(t, nano_info(), {}, 10, "80 images"), 10, "x.pth");
   CHECK(plain.scaler.scale.item<double>() == 1);
-  load_checkpoint(fp16, checkpoint(plain, nano_info(), {}, 10, 80), 10, "x.pth");
+  load_checkpoint(fp16, checkpoint(plain, nano_info(), {}, 10, "80 images"), 10, "x.pth");
   CHECK(fp16.scaler.scale.item<double>() == 65536);  // as in a new run
 }
 
@@ -269,7 +269,7 @@ TEST_CASE("saving: a failed save is reported and the run continues; a failed las
   TempDir dir;
   Log log(dir / "log.txt");
   Training t = small_training();
-  Saver saver{dir / "gone", nano_info(), {}, 10, 80, true};
+  Saver saver{dir / "gone", nano_info(), {}, 10, "80 images", true};
   saver.last_save_time = 0;
   for (const char* name : {"last.pth", "best.pth"}) {
     bool saved = true;
@@ -287,7 +287,7 @@ TEST_CASE("saving: the resumed checkpoint is kept as the previous one; a damaged
   Log log(dir / "log.txt");
   Training t = small_training();
   const auto resume_and_save = [&](int64_t step) {
-    Saver saver{dir.path.string(), nano_info(), {}, 10, 80, true};
+    Saver saver{dir.path.string(), nano_info(), {}, 10, "80 images", true};
     if (step > 4) saver.load(t, newest_checkpoint(saver.run));
     t.iteration = step;
     saver.save(t, "last.pth", log);
@@ -304,7 +304,7 @@ TEST_CASE("saving: the resumed checkpoint is kept as the previous one; a damaged
 TEST_CASE("checkpoints: weights of another model are not resumed from; the message suggests --model") {
   TempDir dir;
   Training three = small_training(false, 3), two = small_training(false, 2), other = small_training(false, 3);
-  const auto file = checkpoint(three, nano_info({"a", "b", "c"}), {}, 10, 80);
+  const auto file = checkpoint(three, nano_info({"a", "b", "c"}), {}, 10, "80 images");
   CHECK_HAS(error_of([&] { load_checkpoint(two, file, 10, "x.pth"); }), "x.pth does not match this model");
   CHECK_HAS(error_of([&] { load_checkpoint(three, file, 11, "x.pth"); }), "x.pth has 10 steps per epoch");
 
@@ -340,7 +340,7 @@ TEST_CASE("checkpoints: all counts of a run and the random number generator are 
   t.epochs = 2;
   t.best = {0.5, 1};
   t.score = 0.25;
-  const auto file = checkpoint(t, nano_info(), {}, 10, 80);
+  const auto file = checkpoint(t, nano_info(), {}, 10, "80 images");
   const Tensor next = torch::rand({3});
   Training resumed = small_training();
   torch::manual_seed(9);

@@ -99,13 +99,6 @@ inline std::string short_bytes(double bytes) {
   return formatted("%.0fM", bytes / 1e6);
 }
 
-// Returns a number per second in at most 5 characters, up to 9999M: 12.3, 1234, 150k, 2.1M.
-inline std::string short_rate(double rate) {
-  if (rate < 99999.5) return formatted(rate < 999.95 ? "%.1f" : "%.0f", rate);
-  if (rate < 999.5e3) return formatted("%.0fk", rate / 1e3);
-  return formatted(rate < 9.95e6 ? "%.1fM" : "%.0fM", rate / 1e6);
-}
-
 // Returns a time in at most 6 characters: 42s, 12m30s, 3h05m, 4d07h.
 inline std::string short_time(double seconds) {
   const auto s = static_cast<int>(std::max(0.0, std::min(seconds, 99.0 * 86400)));

@@ -333,7 +333,6 @@ CocoDataset parse_coco(std::string text, const std::string& path) {
       if (ids[i] == ids[i - 1]) repeated.push_back(ids[i]);
     return repeated;
   };
-  data.zero_ids = std::ranges::count(data.annotations, 0, &CocoAnnotation::id);
   data.repeated_ids = int64_t(repeated_ids(data.annotations).size());
   for (const int64_t id : repeated_ids(data.images))
     fail(path, ": two images have the id ", id, "; make the ids unique");

@@ -55,7 +55,6 @@ struct CocoDataset {
   std::string description = {};             // of the info; written, not read
   int max_detections = 100;                 // for AP, see coco_eval.hpp; written with the description
   int64_t repeated_ids = 0;                 // number of annotations whose id an earlier one has
-  int64_t zero_ids = 0;                     // number of annotations with id 0
   ProblemList problems;                     // entries that are skipped
 };
 struct Detection {

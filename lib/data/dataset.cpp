@@ -304,10 +304,9 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
   for (const auto& [kind, line] : truth.problems) data.problems->add(kind, line);
   for (const auto& note : source.notes) data.notes.push_back(printable(note));
   if (!source.skipped.empty())
-    data.notes.push_back(printable(concat("note: ", data.name,
-                                          ": folders of the system, or without permission, are "
-                                          "left out: ",
-                                          listed(source.skipped, 20))));
+    data.notes.push_back(
+        printable(concat("note: ", data.name, ": left out folders of the system, or without ",
+                         "permission: ", listed(source.skipped, 20))));
   if (truth.repeated_ids > 0)
     data.problems->add("annotations with the id of another one", concat(data.name, ": ", truth.repeated_ids));
 

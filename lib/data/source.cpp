@@ -91,7 +91,8 @@ void compare_splits(Sources& sources) {
     const auto found = trained.find(in_val[i]);
     if (found == trained.end())
       others.push_back(val.files[i]);
-    else if (train_boxes[found->second] != val_boxes[i])
+    else if (const auto& before = train_boxes[found->second];
+             !before.empty() && !val_boxes[i].empty() && before != val_boxes[i])
       differ.push_back(val.files[i]);
   }
   size_t shared = val.files.size() - others.size();
@@ -461,8 +462,8 @@ std::vector<std::string> find_images(Source& source, const std::string& list,
   std::vector<std::tuple<int, int64_t, fs::path, Images>> places;  // rank, minus the number of images
   for (auto& [folder, images] : by_folder) {
     const fs::path place = folder.substr(std::min<size_t>(1, folder.size()));
-    const int suits = rank_of(place.lexically_relative(root), split);
-    const int rank = suits > 1 && 2 * images.size() < most ? 9 : suits;  // 9: stray copies
+    const bool stray = 2 * images.size() < most;
+    const int rank = stray ? 9 : rank_of(place.lexically_relative(root), split);
     places.emplace_back(rank, -int64_t(images.size()), place, std::move(images));
   }
   std::ranges::sort(places);

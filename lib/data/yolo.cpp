@@ -99,7 +99,7 @@ static YoloYaml read_data_yaml(const std::string& file) {
       const YAML::Node entry = yaml[split];
       std::vector<std::string> places;
       const bool empty = entry && (entry.IsNull() || (entry.IsScalar() && entry.Scalar().empty()));
-      check(!empty || split == "test", line(entry), split, " is empty; give its images, or delete the line");
+      check(!empty || split == "test", file, ": ", split, " is empty; give its images, or delete the line");
       if (!entry || empty) continue;
       if (entry.IsScalar()) places = {entry.Scalar()};
       for (size_t i = 0; entry.IsSequence() && i < entry.size(); ++i) places.push_back(entry[i].Scalar());
@@ -227,8 +227,8 @@ Labels read_yolo_txt(const std::string& path, bool keypoints) {
     if (keypoints && v.size() > 5) v.resize(5);
     const bool box = v.size() == 5, outline = v.size() >= 7 && v.size() % 2 == 1;
     const bool whole = v[0] == std::floor(v[0]) && std::abs(v[0]) < 1e15;
-    const auto is_flag = [&](size_t i) { return v[i] == 0 || v[i] == 1; };
-    const bool flags = v.size() == 7 && is_flag(5) && is_flag(6);  // such as truncated and occluded
+    const bool flags =
+        v.size() == 7 && v[5] * (v[5] - 1) == 0 && v[6] * (v[6] - 1) == 0;  // truncated, occluded
     if (!numbers || !whole || flags || !(box || outline)) {
       labels.problems.push_back(
           {"label cannot be read",

@@ -195,7 +195,7 @@ void Progress::print(int64_t i, double lr, const Plan& plan) {
   if (dtr) add(5, "dtr", formatted("%.0f%%", 100 * remade.share()));
   add(4, "pos", formatted("%.1f", m.per_object()));
   add(8, "lr", formatted("%.1e", lr));
-  add(6, "img/s", short_rate(rate));
+  add(6, "img/s", formatted(rate < 999.95 ? "%.1f" : "%.0f", rate));
   add(5, "wait", formatted("%.0f%%", 100 * share));
   add(6, dtr ? "peak" : "mem", short_bytes(dtr ? remade.peak : memory_used(device)));
   add(7, "left", short_time(double((plan.iters - i - 1) * plan.batch) / rate));

@@ -339,8 +339,9 @@ void Evaluator::save(const Training& t, const Evaluation& e, Log& log) const {
 
 // ---- the end of a run
 
-std::string save_failed_step(const std::string& run, Training& t, const Plan& plan, const StepRow& row,
-                             const Batch& batch, int rank) {
+// Returns a text with the paths of the files, or with the reason why they could not be written.
+static std::string save_failed_step(const std::string& run, Training& t, const Plan& plan, const StepRow& row,
+                                    const Batch& batch, int rank) {
   const std::string name = rank > 0 ? concat(run, "/nonfinite_rank", rank) : run + "/nonfinite";
   const ImageSize size = plan.sizes.size_at(row.step);
   auto names = empty_list();

@@ -59,9 +59,8 @@ void freeze_parts(torch::nn::Module& model, std::string& parts, const std::strin
 YOLOX new_model(Config& config, const SavedRun& saved, const Dataset& data, torch::Device device,
                 WeightsInfo& info, std::vector<std::string>& notes);
 
-// Returns model, optimizer, scaler and EMA, and how steps compute. ema: a copy of the model, or empty.
-// data: for training. casts_together: see
-// CastWeights; not with DTR.
+// Returns model, optimizer, scaler and EMA, and how steps compute. ema: a copy of the model, or empty. data:
+// for training. casts_together: see CastWeights; not with DTR.
 Training new_training(const Config& config, YOLOX model, YOLOX ema, const WeightsInfo& info,
                       const Dataset& data, torch::Device device, bool casts_together);
 
@@ -119,13 +118,9 @@ class Evaluator {
 
 // ---- the end of a run
 
-// Saves a failed step: nonfinite.pth, with batch, weights and statistics, and nonfinite.jpg. Returns a text
-// with the paths of these files, or with the reason why they could not be written.
-std::string save_failed_step(const std::string& run, Training& t, const Plan& plan, const StepRow& row,
-                             const Batch& batch, int rank = 0);
-
-// Saves a failed step and throws std::runtime_error with its numbers and the command to continue. batch: of
-// this step.
+// Saves a failed step (nonfinite.pth, with batch, weights and statistics, and nonfinite.jpg), and throws
+// std::runtime_error with its numbers, the paths of these files, and the command to continue. batch: of this
+// step.
 [[noreturn]] void report_failed_step(const std::string& run, Training& t, const Plan& plan,
                                      const StepFailed& failed, const Batch& batch, int rank);
 
