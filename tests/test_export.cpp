@@ -5,6 +5,7 @@
 #include <torch/script.h>
 
 #include "checkpoint/onnx.hpp"
+#include "data/shapes.hpp"
 #include "models.hpp"
 #include "onnx.pb.h"
 #include "run/saving.hpp"
@@ -73,7 +74,7 @@ PROGRAM_TEST("export: the metadata of a file describes the model and its input; 
   succeed(dir, "export", "--weights a/last.pth --out model.ts");
   torch::jit::ExtraFilesMap extra{{"classes", ""}, {"channel_order", ""}};
   torch::jit::load(dir / "model.ts", torch::kCPU, extra);
-  CHECK(has(extra["classes"], "circle\nring\n"));
+  CHECK(has(extra["classes"], "circle\ntriangle\n"));
   CHECK(extra["channel_order"] == "BGR");
   const std::string printed = succeed(dir, "export", "--weights a/last.pth --out model.onnx");
   CHECK(has(printed,
@@ -82,7 +83,7 @@ PROGRAM_TEST("export: the metadata of a file describes the model and its input; 
   REQUIRE(file.ParseFromString(contents(dir / "model.onnx")));
   std::map<std::string, std::string> about;
   for (const auto& e : file.metadata_props()) about[e.key()] = e.value();
-  CHECK(has(about["classes"], "circle\nring\n"));
+  CHECK(has(about["classes"], "circle\ntriangle\n"));
   for (const auto& [key, value] : {std::pair("size", "64x64"),
                                    {"channel_order", "BGR"},
                                    {"value_range", "255"},
@@ -114,8 +115,9 @@ PROGRAM_TEST("export: a file that differs from the model is not kept; an existin
   auto file = read_pth(dir / "a/last.pth").toGenericDict();
   find_weights(file, "a").at("backbone.lateral_conv0.bn.weight").toTensor().fill_(3e38);
   write_pth(dir / "overflowing.pth", file);
-  // Stands for an ONNX Runtime that computes something else: 84 rows of 12 zeros.
-  write_text(dir / "python", "#!/bin/sh\n[ \"$1\" = -c ] || head -c 4032 /dev/zero >\"$5\"\n");
+  // Stands for an ONNX Runtime that computes something else: 84 rows of zeros.
+  const size_t bytes = 84 * (5 + shapes_classes().size()) * sizeof(float);
+  write_text(dir / "python", concat("#!/bin/sh\n[ \"$1\" = -c ] || head -c ", bytes, " /dev/zero >\"$5\"\n"));
   fs::permissions(dir / "python", fs::perms::owner_all);
   for (const auto& [name, weights] :
        {std::pair<std::string, std::string>("kept.onnx", "a/last.pth"), {"kept.ts", "overflowing.pth"}}) {

@@ -5,6 +5,8 @@
 
 #include <random>
 
+#include "data/shapes.hpp"
+
 using namespace yolox;
 using namespace yolox::test;
 
@@ -203,7 +205,7 @@ PROGRAM_TEST("train: steps whose gradient overflows are skipped and counted; 20 
   const Folder dir;
   // The scales cancel in the forward pass, so that the loss is finite, but the gradient overflows.
   torch::manual_seed(0);
-  const YOLOX model = make_model("yolox-nano", 7);
+  const YOLOX model = make_model("yolox-nano", int(shapes_classes().size()));
   auto params = model->named_parameters();
   {
     const torch::NoGradGuard no_grad;
