@@ -661,15 +661,17 @@ PROGRAM_TEST("launcher: the message and exit code of a failed rank are reported"
 
 // Two hosts, a and b, simulated by network namespaces that a veth pair connects.
 struct TwoHosts {
-  // Returns false if no network namespaces can be made here.
+  // Returns false, with a message, if no network namespaces can be made here.
   bool start() const {
-    return root(
+    const bool made = root(
         "ip netns add $A && ip netns add $B && "
         "ip link add va netns $A type veth peer name vb netns $B && "
         "ip -n $A addr add 10.9.0.1/24 dev va && ip -n $B addr add 10.9.0.2/24 dev vb && "
         "for n in $A $B; do ip -n $n link set lo up; done; "
         "ip -n $A link set va up && ip -n $B link set vb up && "
         "ip netns exec $A unshare --uts hostname hosta");
+    if (!made) MESSAGE("skipped: no network namespaces can be made here");
+    return made;
   }
   ~TwoHosts() { root("ip netns del $A; ip netns del $B"); }
   bool root(const std::string& commands) const {
@@ -686,13 +688,33 @@ struct TwoHosts {
   const int id = getpid();
 };
 
+PROGRAM_TEST("two hosts: they train and evaluate as one process") {
+  const TwoHosts hosts;
+  if (!hosts.start()) return;
+  DataDir dir(8);
+  const std::string flags =
+      "--data data --model yolox-nano --size 64 --bs 8 --epochs 2 --eval-interval 2 --max-iters 2 "
+      "--warmup-epochs 0 --amp fp64 --conf 0 --nms 0.9 --lr 8e-6 --device cpu ";
+  const auto on_host = [&](char host) {
+    const int rank = host == 'b';
+    return hosts.on(host, concat("env MASTER_ADDR=10.9.0.1 MASTER_PORT=29500 WORLD_SIZE=2 RANK=", rank,
+                                 " LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 $YOLOX_PROGRAMS/train ", flags,
+                                 "--out two >", host, ".txt 2>&1"));
+  };
+  CHECK(shell(dir, "(" + on_host('b') + " & " + on_host('a') + " && wait $!)").code == 0);
+  CHECK(contents(dir / "b.txt") == "");
+  CHECK_HAS(contents(dir / "a.txt"), "hosta, process");
+  succeed(dir, "train", flags + "--out one");
+  succeed(dir, "train", flags + "--eval-interval 0 --lr 0 --max-iters 1 --out start");
+  CHECK(relative_difference(dir, "two", "one", "start") < 1e-7);
+  CHECK(last_ap(dir, "two") == doctest::Approx(last_ap(dir, "one")).epsilon(1e-9));
+}
+
 PROGRAM_TEST("torchrun: a host is lost, the other goes on with the same batches; both do when it is back") {
   const std::string python = cached_python_with("torch");
+  if (python.empty()) MESSAGE("skipped: no Python with torch");
   const TwoHosts hosts;
-  if (python.empty() || !hosts.start()) {
-    MESSAGE("skipped: needs Python with torch, and network namespaces");
-    return;
-  }
+  if (python.empty() || !hosts.start()) return;
   DataDir dir(8);
   const std::string flags =
       "--data data --model yolox-nano --size 64 --bs 4 --epochs 20 --eval-interval 20 --warmup-epochs 0 "

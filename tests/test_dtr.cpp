@@ -269,8 +269,6 @@ TEST_CASE("dtr: rematerialisation repeats no all-reduce of SyncBN") {
   }
 }
 
-// ---- storages that cannot be rematerialised
-
 TEST_CASE("dtr: what cannot be computed again is kept: written by the program, lent, on another device") {
   int times = 0;
   const TestOperation odd(
@@ -393,8 +391,6 @@ TEST_CASE("dtr: a rematerialisation with another result or an exception is an er
   CHECK_THROWS_WITH(kept.data_ptr(), doctest::Contains("in a step that has failed"));
   CHECK(dtr_detail::alive == 0);
 }
-
-// ---- limits and errors
 
 TEST_CASE("dtr: freed memory is reused for allocations of the same size, so that the process does not grow" *
           not_sanitized) {

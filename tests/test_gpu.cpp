@@ -28,8 +28,6 @@ GPU_TEST("gpu: versions and memory of the GPU and of the libraries") {
     CHECK(c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments());
 }
 
-// ---- numbers
-
 GPU_TEST("gpu: output and gradients of the six models equal those of the CPU in float64") {
   allow_tf32(false);
   for (const ModelRow& size : model_sizes()) {
@@ -286,8 +284,6 @@ TEST_CASE("--amp auto selects bf16, fp16 or off by compute capability and tensor
   CHECK(precision_of_gpu(7, 5, "NVIDIA GeForce GTX 1660 Ti") == "off");
   CHECK(precision_of_gpu(7, 5, "NVIDIA T400 4GB") == "off");
 }
-
-// ---- memory and errors
 
 GPU_TEST("gpu: a step that runs out of memory is repeated in micro-batches") {
 #ifdef YOLOX_CUDA
