@@ -29,8 +29,7 @@ namespace yolox {
 struct TrainingRecipe {
   const char* optimizer;
   const char* schedule;
-  double warmup_epochs, warmup_steps;  // maximum length of the warm-up, which also is at most 5 % of the run,
-                                       // or 10 % with few images
+  double warmup_epochs, warmup_steps;  // maximum length of the warm-up, which also is at most 5 % of the run
   double no_aug_epochs, no_aug_share;  // maximum length of the final phase: epochs, share of the run
   bool follows_run_length;  // EMA and momentum of batch norms follow the length of the run, see ema_of_run()
   bool multiscale;
@@ -250,13 +249,10 @@ inline void fill_in(Config& c, bool resumed = false) {
 inline void fill_in_steps(Config& c, int64_t images) {
   const TrainingRecipe& recipe = training_recipe(c);
   const double epochs = c.epochs, per_epoch = double((images + c.bs - 1) / c.bs);
-  // An epoch of few images has too few steps for a warm-up: then it is as long as with 150 images.
-  const double few = recipe.follows_run_length ? std::max(1.0, 150.0 / double(images)) : 1;
   fill(c.lr, default_lr(c.optimizer, c.bs));
   // What a flag leaves of the epochs: a resumed run has both values, which check_config() adds.
-  fill(c.warmup_epochs,
-       std::min({recipe.warmup_epochs * few, recipe.warmup_steps / per_epoch,
-                 0.05 * std::min(2.0, few) * epochs, epochs - std::max(0.0, c.no_aug_epochs)}));
+  fill(c.warmup_epochs, std::min({recipe.warmup_epochs, recipe.warmup_steps / per_epoch, 0.05 * epochs,
+                                  epochs - std::max(0.0, c.no_aug_epochs)}));
   fill(c.no_aug_epochs,
        std::min({recipe.no_aug_epochs, recipe.no_aug_share * epochs, epochs - c.warmup_epochs}));
   fill(c.ema, recipe.follows_run_length ? ema_of_run(per_epoch * epochs).decay : EmaSchedule().decay);
