@@ -90,7 +90,8 @@ inline Sources read_sources(const DataOptions& o, bool with_train = true) {
   if (val.empty()) val = train == "trainval" ? first("test", "val") : first("val", "test");
   for (const auto& entry : splits)
     check(train.empty() || !val.empty() || entry.first.starts_with("train"), "--data ", o.data,
-          " has the splits ", names, ", and none of them is called val or test; give --split NAME");
+          " has the splits ", names,
+          ", and none of them is called val or test; give --split NAME, or one file");
   if (train.empty() && val.empty() && splits.size() == 1) train = splits.begin()->first;
   if (train.empty()) train = val;
   if (val.empty()) val = train;
@@ -151,9 +152,8 @@ inline Splits load_splits(const DataOptions& o, bool with_train = true, size_t m
   if (!with_train) {
     if (splits.same)
       val.notes.push_back(
-          "warning: these are the images that ./train would train on, and AP may be too high for others; if "
-          "it "
-          "held some out, give its --val-fraction here");
+          "warning: these are the images that ./train would train on, and AP may be too high for others; "
+          "if it held some out, give its --val-fraction here");
     return splits;
   }
   if (splits.same) {

@@ -59,16 +59,14 @@ static std::vector<std::multiset<std::array<double, 4>>> boxes_of_images(const S
 // Returns the number of files of `val` that are copies of files of `train` under the same name. Compares the
 // content of about a hundred.
 static int64_t count_copies(const std::vector<std::string>& train, const std::vector<std::string>& val) {
-  const auto name_and_size = [](const std::string& file) {
-    std::error_code missing;
-    const auto size = fs::file_size(file, missing);
-    return missing ? file : concat(fs::path(file).filename().string(), " ", size);
-  };
+  const auto name_of = [](const std::string& file) { return file.substr(file.rfind('/') + 1); };
   std::unordered_map<std::string, std::string> trained;
-  for (const std::string& file : train) trained.emplace(name_and_size(file), file);
+  for (const std::string& file : train) trained.emplace(name_of(file), file);
   std::vector<std::pair<std::string, std::string>> alike;
+  std::error_code missing;
   for (const std::string& file : val)
-    if (const auto found = trained.find(name_and_size(file)); found != trained.end())
+    if (const auto found = trained.find(name_of(file));
+        found != trained.end() && fs::file_size(found->second, missing) == fs::file_size(file, missing))
       alike.emplace_back(found->second, file);
   for (size_t i = 0; i < alike.size(); i += 1 + alike.size() / 100)
     if (!same_content(alike[i].first, alike[i].second)) return 0;
@@ -85,17 +83,20 @@ void compare_splits(Sources& sources) {
                                     &CocoCategory::name) &&
                  std::ranges::equal(train.coco.annotations, val.coco.annotations, {}, identity, identity);
   if (sources.same) return;
-  const auto train_boxes = boxes_of_images(train), val_boxes = boxes_of_images(val);
-  std::vector<std::string> others, differ;  // files that are not shared; shared files with other boxes
-  for (size_t i = 0; i < in_val.size(); ++i) {
-    const auto found = trained.find(in_val[i]);
-    if (found == trained.end())
+  std::vector<std::string> others, differ;       // files that are not shared; shared files with other boxes
+  std::vector<std::pair<size_t, size_t>> pairs;  // indices of shared files
+  for (size_t i = 0; i < in_val.size(); ++i)
+    if (const auto found = trained.find(in_val[i]); found != trained.end())
+      pairs.emplace_back(found->second, i);
+    else
       others.push_back(val.files[i]);
-    else if (const auto& before = train_boxes[found->second];
-             !before.empty() && !val_boxes[i].empty() && before != val_boxes[i])
-      differ.push_back(val.files[i]);
+  if (!pairs.empty()) {
+    const auto of_train = boxes_of_images(train), of_val = boxes_of_images(val);
+    for (const auto& [t, v] : pairs)
+      if (!of_train[t].empty() && !of_val[v].empty() && of_train[t] != of_val[v])
+        differ.push_back(val.files[v]);
   }
-  size_t shared = val.files.size() - others.size();
+  size_t shared = pairs.size();
   check(2 * differ.size() <= shared || 10 * differ.size() < val.files.size(), val.name, ": ", differ.size(),
         " of ", val.files.size(), " images are images of ", train.name, " with other boxes, such as ",
         listed(differ, 1), "; is a folder of images missing, or has it another name?");
@@ -271,7 +272,7 @@ void check_units(const std::string& name, const std::vector<PlacedBox>& boxes, b
   };
   const bool negative =
       std::ranges::any_of(empty, [&](size_t i) { return boxes[i].w < 0 || boxes[i].h < 0; });
-  if (negative && 2 * empty.size() >= all.size())
+  if (negative && empty.size() >= all.size())
     refuse(empty, "end before they begin", "are xmax and ymax width and height?");
   const std::string multiply = "multiply x and width by the width of the image, y and height by its height";
   if (!tiny.empty() && 2 * tiny.size() >= all.size())
@@ -448,11 +449,14 @@ std::vector<std::string> find_images(Source& source, const std::string& list,
   using Images = std::vector<std::pair<size_t, std::string>>;  // index, file
   std::map<std::string, Images> by_folder;
   const auto relative = [&](const std::string& place) { return fs::path(place).lexically_relative(root); };
-  for (size_t i = 0; i < names.size(); ++i)
+  for (size_t i = 0; i < names.size(); ++i) {
+    const fs::path in_name = fs::path(wanted[i]).parent_path();
+    const bool names_split = !split_of(in_name).empty();
     for (const std::string& file : found[i].files)
       if ((!whole || found[i].end == wanted[i].size()) &&  // otherwise it is a file of another image
-          !other_split(fs::path(wanted[i]).parent_path(), relative(file.substr(1)).parent_path()))
+          !(names_split && other_split(in_name, relative(file.substr(1)).parent_path())))
         by_folder[file.substr(0, file.size() - found[i].end)].emplace_back(i, file.substr(1));
+  }
   const auto place_of = [&](const auto& entry) { return relative(entry.first.substr(!entry.first.empty())); };
   // Beside a folder of this split, one of another split has other images, even if it has more of the names.
   if (std::ranges::any_of(by_folder, [&](const auto& e) { return rank_of(place_of(e), split) <= 1; }))
