@@ -326,7 +326,7 @@ std::vector<fs::path> listing(const fs::path& folder, bool folders_only) {
   std::vector<fs::path> entries;
   fs::directory_iterator all(folder, error);
   const std::string name = lower(folder.filename().string());
-  const bool is_part = split_of(folder.filename()) != "" || name == "annotations" || name == "labels" ||
+  const bool is_part = !split_of(folder.filename()).empty() || name == "annotations" || name == "labels" ||
                        name == "images" || name == "jpegimages" || name == "main";
   check(error != std::errc::permission_denied || !is_part, folder.string(), ": cannot be listed (",
         error.message(), "); check its permissions");
