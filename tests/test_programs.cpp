@@ -19,7 +19,7 @@ PROGRAM_TEST("train: a run folder has settings, log, metrics and two checkpoints
     CHECK_HAS(contents(dir / "a/config.json"), part);
   CHECK(contents(dir / "a/log.txt") == trained().printed);
   for (const char* part :
-       {"--bs 2", "--lr 0.00123456789", "0.898M parameters", "8 images for training",
+       {"--bs 2", "--lr 0.00123456789", "0.897M parameters", "8 images for training",
         "for evaluation (the same images)", "warning: AP is measured on the training images",
         "; best so far; AP of classes: highest "})
     CHECK_HAS(trained().printed, part);
