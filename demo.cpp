@@ -53,6 +53,7 @@ struct Frame {
   double second = 0;       // of a video frame: time since the first frame, in seconds
   Image image = {};        // empty if unreadable
   std::string error = {};  // why the image is unreadable
+  bool narrow = false;     // true: 16 bits with few values, see DeepRange
 };
 
 static bool is_url(const std::string& source) { return source.find("://") != std::string::npos; }
@@ -79,14 +80,9 @@ static std::string download(const std::string& url) {
 static Frame read_frame(const std::string& file, int64_t number, bool drawn) {
   Frame frame{file, fs::path(without_query(file)).filename().string(), number};
   try {
-    DeepRange deep;
-    if (is_file(file)) image_size(file, &deep);
-    if (deep.low < deep.high && deep.high - deep.low < 1 << 14)
-      throw ImageError(concat(file, " has only the values ", deep.low, " to ", deep.high,
-                              " of 65535, and would be nearly black or grey; convert it to 8 bits as the "
-                              "training images were"));
-    frame.image = drawn ? draw_shapes(0, 1, number).image
-                        : decode_image(is_url(file) ? download(file) : read_bytes(file), file);
+    const std::string bytes = drawn ? "" : is_url(file) ? download(file) : read_bytes(file);
+    frame.narrow = deep_range(bytes, file).is_narrow();
+    frame.image = drawn ? draw_shapes(0, 1, number).image : decode_image(bytes, file);
   } catch (const ImageError& e) {
     frame.error = e.what();
   }
@@ -394,14 +390,18 @@ static void run(const Config& config, JsonWriter& json) {
   int64_t done = 0;
   std::vector<int64_t> counts(names.size());  // boxes per class
   std::vector<std::string> unreadable;
-  bool quit = false;
+  bool quit = false, noted = false;
   while (!quit && !stop_signal) {
     // The frame count in the header of a video can be wrong, so a video is read until no frame follows.
     std::vector<Frame> frames = source.next(limit ? std::min(bs, limit - done) : bs);
     if (frames.empty()) break;
     done += int64_t(frames.size());
-    for (const Frame& frame : frames)
+    for (const Frame& frame : frames) {
       if (frame.image.empty()) unreadable.push_back(frame.error);
+      if (frame.narrow && !std::exchange(noted, true))
+        log.line(
+            concat("warning: ", frame.source, " uses few of its 16 bits; convert such images to 8 bits"));
+    }
     std::erase_if(frames, [](const Frame& frame) { return frame.image.empty(); });
     if (frames.empty()) continue;
     const auto found = detect(frames, loaded, size, config);

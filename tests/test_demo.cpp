@@ -103,16 +103,19 @@ PROGRAM_TEST("demo: odd images are skipped and counted; --txt has class names, a
   write_text(dir / "set/train/folder/note");
   REQUIRE(mkfifo((dir / "set/train/pipe.jpg").c_str(), 0600) == 0);
   fs::copy(dir / "set/train/shapes_1.png", dir / "set/train/photo.jfif");
+  REQUIRE(cv::imwrite(dir / "set/train/deep.png", cv::Mat(48, 64, CV_16U, cv::Scalar(900))));
   const std::string demo = "--weights a/last.pth --conf 0.0001 --source set/train ";
   const std::string printed = succeed(dir, "demo", demo + "--txt --json b.json --save out");
   CHECK(has(printed, "warning: 2 images skipped:\n  set/train/bad.jpg"));
   CHECK(has(printed, "set/train/pipe.jpg is not a regular file"));
   CHECK_HAS(printed, "note: skipped in set/train: 1 .heic, 1 folder\n");
-  CHECK(has(printed, "3 images in "));
+  CHECK_HAS(printed, "warning: set/train/deep.png uses few of its 16 bits");
+  CHECK(has(printed, "4 images in "));
   using Entries = std::set<std::string>;
-  CHECK(entries_of(dir / "out") == Entries{"labels", "photo.jfif.jpg", "shapes_1.png", "shapes_2.png"});
+  CHECK(entries_of(dir / "out") ==
+        Entries{"deep.png", "labels", "photo.jfif.jpg", "shapes_1.png", "shapes_2.png"});
   CHECK(entries_of(dir / "out/labels") ==
-        Entries{"classes.txt", "photo.txt", "shapes_1.txt", "shapes_2.txt"});
+        Entries{"classes.txt", "deep.txt", "photo.txt", "shapes_1.txt", "shapes_2.txt"});
   const cv::Mat in = cv::imread(dir / "set/train/shapes_1.png"), drawn = cv::imread(dir / "out/shapes_1.png");
   REQUIRE(in.size() == drawn.size());
   CHECK(cv::norm(in, drawn, cv::NORM_INF) > 0);

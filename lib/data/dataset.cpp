@@ -227,32 +227,31 @@ static void add_boxes(Dataset& data, Source& source, const std::unordered_map<in
 
 void check_deep_range(const std::vector<const Dataset*>& splits) {
   std::vector<DeepRange> ranges;
-  std::string example;
-  std::set<std::string> files;  // as patterns for the shell
+  std::set<fs::path> patterns;  // of these files, for the shell
+  std::string example, all;
   for (const Dataset* data : splits)
     for (const auto& [file, range] : data->deep) {
       if (range.high == 0) continue;  // black
-      const fs::path path = file;
       ranges.push_back(range);
-      files.insert(shell_word(path.parent_path().string()) + "/*" + path.extension().string());
+      patterns.insert(fs::path(file).replace_filename("*" + fs::path(file).extension().string()));
       example = file;
     }
   if (ranges.empty()) return;
   std::ranges::sort(ranges, {}, &DeepRange::low);
   const int low = ranges[ranges.size() / 20].low;
   std::ranges::sort(ranges, std::greater(), &DeepRange::high);
-  const int high = ranges[ranges.size() / 20].high, levels = high - low;
-  if (levels >= 1 << 14) return;
-  std::string patterns;
-  for (const std::string& pattern : files) patterns += " " + pattern;
+  const int high = ranges[ranges.size() / 20].high;
+  if (!DeepRange{low, high}.is_narrow()) return;
+  for (const fs::path& p : patterns)
+    all += concat(" ", shell_word(p.parent_path().string()), "/", p.filename().string());
   fail(splits[0]->name, ": the images of 16 bits have only the values ", low, " to ", high,
        " of 65535, such as ", example,
        ", and would be nearly black or grey; convert a copy of all images, also those for ./demo, to 8 bits "
        "with these numbers: python3 -c \"import cv2, sys; [cv2.imwrite(f, ((i.astype('f4') - ",
-       low, ") * (255 / ", std::max(1, levels),
+       low, ") * (255 / ", std::max(1, high - low),
        ")).clip(0, 255).astype('u1')) for f in sys.argv[1:] for i in "
        "[cv2.imread(f, -1)] if i.dtype == 'uint16']\"",
-       patterns);
+       all);
 }
 
 std::string fingerprint(const Dataset& data) {
@@ -270,15 +269,18 @@ std::string fingerprint(const Dataset& data) {
   return concat(data.records.size(), " images, ", boxes, " boxes (", content_key(bytes), ")");
 }
 
+// Returns a name in lower case, without blanks, - and _.
+static std::string letters_of(const std::string& name) {
+  std::string kept = lower(name);
+  std::erase_if(kept, [](char c) { return c == ' ' || c == '_' || c == '-'; });
+  return kept;
+}
+
 // Returns what differs between two names that look alike: in case, blanks, - and _, or in one character. ""
 // if they do not look alike.
 static std::string difference_of(const std::string& a, const std::string& b) {
-  const auto letters = [](const std::string& name) {
-    std::string kept = lower(name);
-    std::erase_if(kept, [](char c) { return c == ' ' || c == '_' || c == '-'; });
-    return kept;
-  };
-  if (letters(a) == letters(b)) return concat(quote(a), " and ", quote(b), " differ in case, blanks, - or _");
+  if (letters_of(a) == letters_of(b))
+    return concat(quote(a), " and ", quote(b), " differ in case, blanks, - or _");
   std::vector<std::string> differ;  // the characters that are not the same
   size_t i = 0, k = 0;
   for (size_t in_a, in_b; i < a.size() && k < b.size(); i += in_a, k += in_b) {
@@ -302,23 +304,24 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
   check(!truth.categories.empty(), data.name, " has no classes",
         truth.problems.empty() ? "" : "; the first problem: " + truth.problems[0].second);
   for (const auto& [kind, line] : truth.problems) data.problems->add(kind, line);
-  for (const auto& note : source.notes) data.notes.push_back(printable(note));
   if (!source.skipped.empty())
-    data.notes.push_back(
-        printable(concat("note: ", data.name, ": left out folders of the system, or without ",
-                         "permission: ", listed(source.skipped, 20))));
+    source.notes.push_back(concat("note: ", data.name, ": left out folders of the system, or unreadable: ",
+                                  listed(source.skipped, 20)));
+  for (const auto& note : source.notes) data.notes.push_back(printable(note));
   if (truth.repeated_ids > 0)
     data.problems->add("annotations with the id of another one", concat(data.name, ": ", truth.repeated_ids));
 
   std::unordered_map<int64_t, size_t> record_of, class_of;
   std::unordered_map<std::string, int> names;
+  std::unordered_map<std::string, std::string> by_letters;  // names of classes
   for (auto& c : truth.categories) {
     c.name = normal_name(printable(c.name));
     if (++names[c.name] > 1)
       data.problems->add("classes with equal names", concat(data.name, ": ", c.name, " (id ", c.id, ")"));
-    for (const std::string& other : data.classes)
-      if (const std::string why = difference_of(c.name, other); !why.empty() && truth.categories.size() < 500)
-        data.notes.push_back(concat("note: ", data.name, ": the classes ", why));
+    const auto [other, is_new] = by_letters.emplace(letters_of(c.name), c.name);
+    if (!is_new && other->second != c.name)
+      data.notes.push_back(
+          concat("note: ", data.name, ": the classes ", difference_of(c.name, other->second)));
     class_of[c.id] = data.classes.size();
     data.classes.push_back(c.name);
     data.category_ids.push_back(c.id);

@@ -139,8 +139,7 @@ Dataset make_dataset(Source source, const ImageChecks& checks);
 // category ids of `truth` become class ids. Throws if no name is the same.
 void use_classes(Dataset& data, const std::vector<std::string>& classes);
 
-// Throws if the images of 16 bits of all splits, but for one in twenty, have values of 14 bits or less, so
-// that 8 bits would show at most 64 of 256 levels.
+// Throws if the range of the images of 16 bits of all splits, but for one in twenty, is narrow.
 void check_deep_range(const std::vector<const Dataset*>& splits);
 
 // Returns the numbers of images and boxes, and a hash of classes, sizes and boxes: "205 images, 4888 boxes

@@ -250,9 +250,9 @@ void check_units(const std::string& name, const std::vector<PlacedBox>& boxes, b
   double right = 0, bottom = 0, odds = 0, centres = 0;
   for (size_t i = 0; i < boxes.size(); ++i) {
     const PlacedBox& b = boxes[i];
-    if (!(b.w > 0 && b.h > 0)) empty.push_back(i);
-    if (!(b.w > 0 && b.h > 0)) continue;
-    all.push_back(i);
+    const bool has_area = b.w > 0 && b.h > 0;
+    (has_area ? all : empty).push_back(i);
+    if (!has_area) continue;
     const double x2 = b.x + b.w, y2 = b.y + b.h, dx = 0.05 * b.width, dy = 0.05 * b.height;
     right = std::max(right, x2);
     bottom = std::max(bottom, y2);
@@ -319,6 +319,23 @@ std::string read_text(const std::string& path) {
   check(error.empty(), path, ": cannot be read (", error, "); check the path");
   check(text.find('\0') == std::string::npos, path, ": is not UTF-8 text; save the file as UTF-8");
   return text;
+}
+
+// Words that name a split, and its name. Longer words come before those that they contain.
+static const std::vector<std::pair<std::string, std::string>> kSplitWords = {
+    {"trainval", "trainval"}, {"train", "train"}, {"val", "val"},        {"test", "test"},
+    {"training", "train"},    {"valid", "val"},   {"validation", "val"}, {"testing", "test"}};
+
+// Returns the split that the name of a folder or file in a path is, but for digits and signs: "val2017/a" ->
+// "val". "" if there is none.
+static std::string split_of(const fs::path& path) {
+  for (const fs::path& part : path) {
+    std::string letters = lower(part.string());
+    std::erase_if(letters, [](char c) { return !std::isalpha(static_cast<unsigned char>(c)); });
+    for (const auto& [word, split] : kSplitWords)
+      if (letters == word) return split;
+  }
+  return "";
 }
 
 std::vector<fs::path> listing(const fs::path& folder, bool folders_only) {
@@ -436,10 +453,13 @@ std::vector<std::string> find_images(Source& source, const std::string& list,
     wanted.push_back("/" + name);
     images_of[wanted.back().substr(wanted.back().rfind('/') + 1)].push_back(wanted.size() - 1);
   }
+  const auto relative = [&](const std::string& place) { return fs::path(place).lexically_relative(root); };
   for (const std::string& file : files_under(root, {}, source.skipped)) {
     const auto images = images_of.find(file.substr(file.rfind('/') + 1));
     if (images == images_of.end()) continue;
     for (const size_t i : images->second) {
+      const fs::path in_name = fs::path(wanted[i]).parent_path();
+      if (!split_of(in_name).empty() && other_split(in_name, relative(file).parent_path())) continue;
       const size_t end = common_end(wanted[i], "/" + file);
       if (end > found[i].end) found[i] = {end, {}, "", 0};
       if (end == found[i].end) found[i].files.push_back("/" + file);
@@ -448,15 +468,10 @@ std::vector<std::string> find_images(Source& source, const std::string& list,
   }
   using Images = std::vector<std::pair<size_t, std::string>>;  // index, file
   std::map<std::string, Images> by_folder;
-  const auto relative = [&](const std::string& place) { return fs::path(place).lexically_relative(root); };
-  for (size_t i = 0; i < names.size(); ++i) {
-    const fs::path in_name = fs::path(wanted[i]).parent_path();
-    const bool names_split = !split_of(in_name).empty();
+  for (size_t i = 0; i < names.size(); ++i)
     for (const std::string& file : found[i].files)
-      if ((!whole || found[i].end == wanted[i].size()) &&  // otherwise it is a file of another image
-          !(names_split && other_split(in_name, relative(file.substr(1)).parent_path())))
+      if (!whole || found[i].end == wanted[i].size())  // otherwise it is a file of another image
         by_folder[file.substr(0, file.size() - found[i].end)].emplace_back(i, file.substr(1));
-  }
   const auto place_of = [&](const auto& entry) { return relative(entry.first.substr(!entry.first.empty())); };
   // Beside a folder of this split, one of another split has other images, even if it has more of the names.
   if (std::ranges::any_of(by_folder, [&](const auto& e) { return rank_of(place_of(e), split) <= 1; }))
@@ -547,8 +562,8 @@ std::string other_format(const fs::path& file) {
   static constexpr const char* kExport = "export COCO or YOLO in the tool that wrote it";
   static constexpr const char* kConvert = "convert it to COCO, for example with fiftyone";
   static const Format kFormats[] = {
-      {"a pointer of Git LFS", "", {"https://git-lfs.github.com/spec"}, "fetch the files: git lfs pull"},
       {"an archive", ".zip .tar .gz .tgz .bz2 .xz .7z .rar", {}, "unpack it, and give the folder"},
+      {"a pointer of Git LFS", "", {"https://git-lfs.github.com/spec"}, "fetch the files: git lfs pull"},
       {"a file of labelme", "", {"\"shapes\"", "\"imagePath\""}, "convert it, for example with labelme2coco"},
       {"a file of VIA", "", {"\"regions\"", "\"shape_attributes\""}, "export COCO in VIA"},
       {"a file of Supervisely", "", {"\"classTitle\"", "\"points\""}, kExport},
@@ -563,7 +578,7 @@ std::string other_format(const fs::path& file) {
       {"a TFRecord or Parquet file", ".tfrecord .record .parquet", {}, kExport}};
   const std::string text = read_head(file, 1 << 20);
   if (text.empty()) return "";
-  if (text.starts_with("PK\3\4")) return concat(kFormats[1].name, "; ", kFormats[1].way_out);
+  if (text.starts_with("PK\3\4")) return concat(kFormats[0].name, "; ", kFormats[0].way_out);
   for (const Format& format : kFormats) {
     const auto extensions = split_list(format.extensions, ' ');
     if ((extensions.empty() || has_extension(file, {extensions.begin(), extensions.end()})) &&
@@ -577,27 +592,12 @@ std::string other_format(const fs::path& file) {
   return kitti ? concat("a label file of KITTI; ", kConvert) : "";
 }
 
-std::string split_of(const fs::path& path) {
-  static const std::map<std::string, std::string> words = {
-      {"train", "train"},    {"training", "train"}, {"val", "val"},      {"valid", "val"},
-      {"validation", "val"}, {"test", "test"},      {"testing", "test"}, {"trainval", "trainval"}};
-  for (const fs::path& part : path) {
-    std::string letters = lower(part.string());
-    std::erase_if(letters, [](char c) { return !std::isalpha(static_cast<unsigned char>(c)); });
-    if (const auto word = words.find(letters); word != words.end()) return word->second;
-  }
-  return "";
-}
-
 std::string split_name(const std::string& name) {
   std::string words = " " + lower(name) + " ";
   for (char& c : words)
     if (!std::isalpha(static_cast<unsigned char>(c))) c = ' ';
-  const std::vector<std::pair<std::string, std::string>> known = {
-      {"trainval", "trainval"}, {"train", "train"}, {"val", "val"},        {"test", "test"},
-      {"training", "train"},    {"valid", "val"},   {"validation", "val"}, {"testing", "test"}};
   for (const std::string edge : {" ", ""})
-    for (const auto& [word, split] : known)
+    for (const auto& [word, split] : kSplitWords)
       if (words.find(edge + word + edge) != std::string::npos) return split;
   return name;
 }

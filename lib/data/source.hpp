@@ -175,10 +175,6 @@ std::string other_format(const fs::path& file);
 // "test".
 std::string split_name(const std::string& name);
 
-// Returns the split that the name of a folder or file in a path is, but for digits and signs: "val2017/a" ->
-// "val". "" if there is none.
-std::string split_of(const fs::path& path);
-
 // Names of folders, keys and lists that hold a split.
 inline const std::vector<std::string> kSplits = {"train", "trainval", "val", "valid", "validation", "test"};
 

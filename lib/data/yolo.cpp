@@ -227,8 +227,8 @@ Labels read_yolo_txt(const std::string& path, bool keypoints) {
     if (keypoints && v.size() > 5) v.resize(5);
     const bool box = v.size() == 5, outline = v.size() >= 7 && v.size() % 2 == 1;
     const bool whole = v[0] == std::floor(v[0]) && std::abs(v[0]) < 1e15;
-    const bool flags =
-        v.size() == 7 && v[5] * (v[5] - 1) == 0 && v[6] * (v[6] - 1) == 0;  // truncated, occluded
+    // Such as truncated and occluded.
+    const bool flags = v.size() == 7 && v[5] * (v[5] - 1) == 0 && v[6] * (v[6] - 1) == 0;
     if (!numbers || !whole || flags || !(box || outline)) {
       labels.problems.push_back(
           {"label cannot be read",

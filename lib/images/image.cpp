@@ -285,9 +285,7 @@ ImageRegion decode_region(std::string_view bytes, const std::string& path, const
                           "); free memory, give fewer --workers, or make the image smaller"));
 }
 
-// Returns the range of an image that OpenCV would divide by 256. Throws ImageError if the pixels are neither
-// of 8 nor of 16 bits, which OpenCV decodes as black.
-static DeepRange deep_range(std::string_view bytes, const std::string& path) {
+DeepRange deep_range(std::string_view bytes, const std::string& path) {
   const std::string_view head = bytes.substr(0, 2);
   const bool pnm = bytes.size() > 2 && head[0] == 'P' && head[1] >= '2' && head[1] <= '6';
   if (!pnm && head != "II" && head != "MM" && !(is_png(bytes) && bytes.size() > 24 && bytes[24] == 16))

@@ -79,11 +79,15 @@ inline Image decode_image(std::string_view bytes, const std::string& path) {
 // > high) for other images.
 struct DeepRange {
   int low = 1 << 16, high = -1;
+  // Returns true for values of 14 bits or less, of which 8 bits show at most 64 levels.
+  bool is_narrow() const { return low <= high && high - low < 1 << 14; }
 };
+// Returns the range of a PNG, TIFF or PNM file of 16 bits. Throws ImageError if the pixels are neither of 8
+// nor of 16 bits, which OpenCV decodes as black.
+DeepRange deep_range(std::string_view bytes, const std::string& path);
 
-// Returns the size of an image after EXIF rotation. Takes it from the header of a JPEG or PNG that has its
-// end marker, and decodes any other file, so that a truncated file is found. deep: set to the range of a PNG,
-// TIFF or PNM file of 16 bits. Throws ImageError.
+// Returns the size of an image after EXIF rotation: that in the header of a JPEG or PNG with its end marker,
+// or of the decoded file, to find truncated ones. deep: set to deep_range(). Throws ImageError.
 cv::Size image_size(const std::string& path, DeepRange* deep = nullptr);
 
 // ---- input size, boxes and letterbox
