@@ -25,13 +25,12 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <iostream>
-#include <limits>
 #include <memory>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -504,14 +503,7 @@ class Ranks {
   // Returns a hash of the bytes of a tensor.
   static uint64_t hash_of(const Tensor& tensor) {
     const Tensor t = tensor.detach().to(torch::kCPU).contiguous();
-    const char* bytes = static_cast<const char*>(t.const_data_ptr());
-    uint64_t hash = 0xcbf29ce484222325;
-    for (size_t i = 0; i < t.nbytes(); i += 8) {
-      uint64_t word = 0;
-      std::memcpy(&word, bytes + i, std::min<size_t>(8, t.nbytes() - i));
-      hash = (hash ^ word) * 0x100000001b3;
-    }
-    return hash;
+    return std::hash<std::string_view>()({static_cast<const char*>(t.const_data_ptr()), t.nbytes()});
   }
 
   const torch::Device device;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Evaluates a checkpoint on a data set, or detections of any program against a ground truth.
-#include <iomanip>
 #include <iostream>
 #include <map>
 #include <set>
@@ -57,14 +56,13 @@ static void report(const CocoDataset& truth, const EvalResult& result, const Con
 
 // Prints the times of --speed. images: number of evaluated images.
 static void print_speed(const EvalTimes& times, int64_t images) {
-  std::cout << "milliseconds per image:\n" << std::fixed << std::setprecision(3);
+  std::cout << "milliseconds per image:\n";
   for (const auto& [name, seconds] : {std::pair("preprocess", times.preprocess),
                                       {"forward", times.forward},
                                       {"decode", times.decode},
                                       {"NMS", times.nms}})
-    std::cout << "  " << std::left << std::setw(12) << name << std::right << std::setw(8)
-              << 1000 * seconds / double(images) << "\n";
-  std::cout << "\n" << std::defaultfloat;
+    std::cout << formatted("  %-12s%8.3f\n", name, 1000 * seconds / double(images));
+  std::cout << "\n";
 }
 
 // Throws UsageError if a flag is invalid.
@@ -184,9 +182,9 @@ static void evaluate_model(const Config& config) {
     if (tty) std::cout << "\r" << done << "/" << images << std::flush;
   });
   if (tty) std::cout << "\r";
-  std::cout << e.images << " images in " << std::fixed << std::setprecision(1) << e.seconds << " s ("
-            << e.images / e.seconds << " img/s), " << e.detections.size() << " detections\n\n"
-            << std::defaultfloat;
+  std::cout << e.images << " images in "
+            << formatted("%.1f s (%.1f img/s), ", e.seconds, double(e.images) / e.seconds)
+            << e.detections.size() << " detections\n\n";
   std::vector<std::string> lines = data.problems->lines();
   std::erase_if(lines, [](const std::string& line) { return !line.starts_with("image"); });
   if (!lines.empty()) {

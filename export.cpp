@@ -219,16 +219,16 @@ static void run(int argc, char** argv) {
   file.commit();
 
   const auto output = std::ranges::find(about, "output", [](const auto& entry) { return entry.first; });
-  std::cout << printable(config.out) << ": " << printable(loaded.info.model) << ", "
-            << loaded.model->num_classes << " classes, input "
-            << (any_size ? "[B, 3, H, W] " : concat("[1, 3, ", size.height, ", ", size.width, "] "))
-            << (loaded.info.legacy_preproc ? "RGB mean/std" : "BGR 0..255") << ", output "
-            << (config.nms ? "[D, 7]" : concat("[B, A, ", 5 + loaded.model->num_classes, "]")) << " ("
-            << output->second << ")\n";
-  if (difference.empty())
-    std::cout << "not checked: no Python with onnxruntime; type pip install onnxruntime and export again\n";
-  else
-    std::cout << "checked against the model on a drawn scene: max difference " << difference << "\n";
+  std::cout << printable(concat(config.out, ": ", loaded.info.model))
+            << concat(", ", loaded.model->num_classes, " classes, input ",
+                      any_size ? "[B, 3, H, W] " : concat("[1, 3, ", size.height, ", ", size.width, "] "),
+                      loaded.info.legacy_preproc ? "RGB mean/std" : "BGR 0..255", ", output ",
+                      config.nms ? "[D, 7]" : concat("[B, A, ", 5 + loaded.model->num_classes, "]"), " (",
+                      output->second, ")\n")
+            << (difference.empty()
+                    ? "not checked: no Python with onnxruntime; type pip install onnxruntime and export again"
+                    : "checked against the model on a drawn scene: max difference " + difference)
+            << "\n";
 }
 
 int main(int argc, char** argv) {

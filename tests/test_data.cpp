@@ -7,7 +7,6 @@
 #include <fcntl.h>
 #include <sys/file.h>
 
-#include <iomanip>
 #include <map>
 #include <opencv2/core/ocl.hpp>
 

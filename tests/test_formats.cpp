@@ -615,6 +615,7 @@ TEST_CASE("formats: data.yaml: classes are a list, a map or a count; errors are 
        "classes cat, dog, \xC3\xA9l\xC3\xA9phant\n"},
       {"nc: 3\n" + train, "classes 0, 1, 2\n"},
       {"names:\nnc: 2\n" + train, "classes 0, 1\n"},
+      {"names: names.txt\nnc: 2\n" + train, "classes cat, big dog\n"},
       {train + "names:\n  - cat\n dog: 1", "data.yaml:4: not valid YAML"},
       {train + "names: &x [*y]", "data.yaml:2: not valid YAML"},
       {train + "names: [cat]\nval: a\nval: b", "data.yaml:4: a second val"},
@@ -645,7 +646,7 @@ TEST_CASE("formats: data.yaml: classes are a list, a map or a count; errors are 
     const std::string begin = yaml.substr(0, 200);
     INFO(begin);
     TempDir dir;
-    put(dir, {{"images/a.jpg", ""}, {"data.yaml", yaml}});
+    put(dir, {{"images/a.jpg", ""}, {"names.txt", "cat\nbig dog\n"}, {"data.yaml", yaml}});
     check_text(reading(dir, {"data.yaml"}), {wanted, "DIR/data.yaml"});
   }
 }
@@ -698,32 +699,37 @@ without labels | images/train/a.jpg | is no data set
 }
 
 TEST_CASE("formats: boxes that are no pixels, and classes that begin with 1, are refused in each format") {
-  // The same six boxes in each of 4 images of 160x120, in units by row.
+  // The same six boxes in each of 4 images, in units by row.
   struct Unit {
     std::string wanted;
-    double x, y;  // factors
-    bool corners = false;
+    double x, y;         // factors
+    double corners = 0;  // share of x and y that is added to width and height
+    double centre = 0;   // share of width and height that is added to x and y
+    std::string size = "160x120";
   };
   const double boxes[6][4] = {{10, 20, 60, 30},  {90, 10, 50, 60}, {20, 70, 70, 40},
                               {100, 60, 55, 50}, {5, 5, 40, 40},   {80, 30, 70, 80}};
   for (const Unit& u :
        {Unit{"one split", 1, 1}, Unit{"24 of 24 boxes are fractions of the image size", 1. / 160, 1. / 120},
         Unit{"24 of 24 boxes are within 0..100, although the images are larger: per cent", 1 / 1.6, 1 / 1.2},
-        Unit{"boxes reach beyond their images", 1, 1, true},
+        Unit{"24 of 24 boxes are within 0..1000, although the images are larger: thousandths", 6.25, 1 / 0.12,
+             0, 0, "1600x1200"},
+        Unit{"are these corners (x1, y1, x2, y2)", 1, 1, 1},
+        Unit{"do the boxes begin with their centre?", 1, 1, 0, 0.5},
         Unit{"24 of 24 boxes reach beyond their images", 4, 4}}) {
     Files as_coco, as_voc;
     Names images, annotations;
     for (int i = 0; i < 4; ++i) {
       std::string objects;
       for (const auto& b : boxes) {
-        const double x = b[0] * u.x, y = b[1] * u.y, w = b[2] * u.x + (u.corners ? x : 0),
-                     h = b[3] * u.y + (u.corners ? y : 0);
+        const double x = (b[0] + u.centre * b[2]) * u.x, y = (b[1] + u.centre * b[3]) * u.y,
+                     w = b[2] * u.x + u.corners * x, h = b[3] * u.y + u.corners * y;
         annotations.push_back(concat(i + 1, " 1 [", x, ",", y, ",", w, ",", h, "]"));
         objects += object("a", concat(x, " ", y, " ", x + w, " ", y + h));
       }
-      images.push_back(concat(i, ".png 160x120"));
-      as_coco.emplace_back(concat(i, ".png"), "@160x120");
-      as_voc.insert(as_voc.end(), {{concat("JPEGImages/", i, ".png"), "@160x120"},
+      images.push_back(concat(i, ".png ", u.size));
+      as_coco.emplace_back(concat(i, ".png"), "@" + u.size);
+      as_voc.insert(as_voc.end(), {{concat("JPEGImages/", i, ".png"), "@" + u.size},
                                    {concat("Annotations/", i, ".xml"), voc(objects)}});
     }
     as_coco.emplace_back("x.json", coco(images, annotations));
@@ -735,6 +741,8 @@ one wrong line is no reason to stop | a(INSIDE) b() c(0 120 80 40 30)
 pixels | a(INSIDE) b(0 120 80 40 30) c(0 20 200 40 30;0 600 400 4 3)
  | 3 of 5 boxes OUT/b.txt:1 [ | ; YOLO labels are
 corners | a(0 0.7 0.6 0.9 0.8) | 1 of 1 boxes OUT/a.txt:1 | corners
+top left | a(0 0.02 0.3 0.2 0.2;0 0.01 0.4 0.2 0.2;0 0.4 0.02 0.2 0.3) b(0 0.5 0.01 0.2 0.2;0 0.03 0.5 0.3 0.2;0 0.5 0.5 0.2 0.2)
+ | 5 of 6 boxes | do the labels begin with the top left corner?
 divided twice | a(0 0.005 0.005 0.002 0.002) | 1 of 1 boxes are fractions | divided by the image size twice?
 from 1 | a(#1) b(#2)
  | error: DIR/data.yaml (train): the labels have the classes 1 to 2, and none is 0, such as DIR/labels/b.txt:1 | subtract 1 from each class

@@ -253,6 +253,24 @@ SEVERAL_GPUS("gpu: ranks: SIGTERM saves, and fewer GPUs resume the run") {
   CHECK(steps_of(run.dir) == steps + 2);
 }
 
+SEVERAL_GPUS("gpu: ranks: torchrun starts the ranks, and again after one of them is killed") {
+  const std::string python = cached_python_with("torch");
+  if (python.empty()) MESSAGE("skipped: no Python with torch");
+  if (python.empty()) return;
+  DataDir dir(12);
+  const std::string more = "--epochs 40 --eval-interval 0 --save-minutes 0.001 --resume auto --out r";
+  Process p(dir, {concat("env SIMULATED_CUDA_DEVICES=4 ", python, " -m torch.distributed.run --no-python ",
+                         "--standalone --max-restarts 1 --nproc-per-node ", kRanks, " $YOLOX_PROGRAMS/train",
+                         kTiny, more)});
+  REQUIRE_MESSAGE(p.until([&] { return fs::exists(dir / "r/last.pth") && steps_of(dir) > 2; }),
+                  contents(p.err));
+  kill(children_of(p.pid).back(), SIGKILL);
+  REQUIRE_MESSAGE(p.ends(), contents(p.out));
+  CHECK_MESSAGE(p.wait() == 0, contents(p.err));
+  CHECK_HAS(contents(p.out), "resuming r at step ");
+  CHECK(steps_of(dir) == 40);
+}
+
 SIMULATED_TEST("gpu: ranks: if the largest step does not fit on a rank, all begin with more micro-batches") {
   DataDir dir(8);
   const std::string flags =

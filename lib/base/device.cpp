@@ -5,7 +5,6 @@
 #include <c10/core/AllocatorConfig.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>

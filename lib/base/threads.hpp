@@ -10,7 +10,6 @@
 #include <exception>
 #include <fstream>
 #include <mutex>
-#include <stop_token>
 #include <string>
 #include <system_error>
 #include <thread>

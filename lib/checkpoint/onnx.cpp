@@ -4,7 +4,6 @@
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/csrc/jit/ir/constants.h>
 
-#include <cmath>
 #include <limits>
 #include <map>
 #include <sstream>

@@ -9,8 +9,6 @@
 #include <fstream>
 #include <numeric>
 #include <set>
-#include <sstream>
-#include <tuple>
 #include <unordered_map>
 
 #include "base/new_file.hpp"
@@ -227,13 +225,14 @@ static void add_boxes(Dataset& data, Source& source, const std::unordered_map<in
 
 void check_deep_range(const std::vector<const Dataset*>& splits) {
   std::vector<DeepRange> ranges;
-  std::set<fs::path> patterns;  // of these files, for the shell
+  std::set<std::string> patterns;  // of these files, for the shell
   std::string example, all;
   for (const Dataset* data : splits)
     for (const auto& [file, range] : data->deep) {
       if (range.high == 0) continue;  // black
       ranges.push_back(range);
-      patterns.insert(fs::path(file).replace_filename("*" + fs::path(file).extension().string()));
+      patterns.insert(concat(" ", shell_word(fs::path(file).parent_path().string()), "/*",
+                             fs::path(file).extension().string()));
       example = file;
     }
   if (ranges.empty()) return;
@@ -242,8 +241,7 @@ void check_deep_range(const std::vector<const Dataset*>& splits) {
   std::ranges::sort(ranges, std::greater(), &DeepRange::high);
   const int high = ranges[ranges.size() / 20].high;
   if (!DeepRange{low, high}.is_narrow()) return;
-  for (const fs::path& p : patterns)
-    all += concat(" ", shell_word(p.parent_path().string()), "/", p.filename().string());
+  for (const std::string& pattern : patterns) all += pattern;
   fail(splits[0]->name, ": the images of 16 bits have only the values ", low, " to ", high,
        " of 65535, such as ", example,
        ", and would be nearly black or grey; convert a copy of all images, also those for ./demo, to 8 bits "
@@ -281,19 +279,14 @@ static std::string letters_of(const std::string& name) {
 static std::string difference_of(const std::string& a, const std::string& b) {
   if (letters_of(a) == letters_of(b))
     return concat(quote(a), " and ", quote(b), " differ in case, blanks, - or _");
-  std::vector<std::string> differ;  // the characters that are not the same
-  size_t i = 0, k = 0;
-  for (size_t in_a, in_b; i < a.size() && k < b.size(); i += in_a, k += in_b) {
-    in_a = std::max<size_t>(1, utf8_bytes(a, i));
-    in_b = std::max<size_t>(1, utf8_bytes(b, k));
-    const std::string of_a = a.substr(i, in_a), of_b = b.substr(k, in_b);
-    if (of_a != of_b && std::max(in_a, in_b) > 1)
-      differ.push_back(concat("\"", of_a, "\" (", in_a, " bytes) and \"", of_b, "\" (", in_b, " bytes)"));
-    else if (of_a != of_b)
-      return "";
-  }
-  const bool alike = differ.size() == 1 && i == a.size() && k == b.size();
-  return alike ? concat(quote(a), " and ", quote(b), " differ in a character: ", differ[0]) : "";
+  size_t i = size_t(std::ranges::mismatch(a, b).in1 - a.begin());
+  while (i > 0 && (a[i] & 0xC0) == 0x80) --i;  // the first byte of the character
+  const std::string of_a = a.substr(i, utf8_bytes(a, i)), of_b = b.substr(i, utf8_bytes(b, i));
+  const bool alike = std::max(of_a.size(), of_b.size()) > 1 && !of_a.empty() && !of_b.empty() &&
+                     a.substr(i + of_a.size()) == b.substr(i + of_b.size());
+  return alike ? concat(quote(a), " and ", quote(b), " differ in a character: \"", of_a, "\" (", of_a.size(),
+                        " bytes) and \"", of_b, "\" (", of_b.size(), " bytes)")
+               : "";
 }
 
 Dataset make_dataset(Source source, const ImageChecks& checks) {

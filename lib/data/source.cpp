@@ -164,12 +164,15 @@ Source hold_out(Source& all, double fraction) {
   if (!videos) held = choose_groups(all, wanted, picture_of);
   check(held.size() < n, "--val-fraction: ", all.name, " has copies of one picture only");
 
-  Source val = all;
-  val.name = concat(all.name, ", ", held.size(), " images held out");
+  Source val{concat(all.name, ", ", held.size(), " images held out"),
+             all.coco,
+             all.files,
+             all.relative,
+             all.label_files,
+             {},
+             {}};
   val.coco.problems.clear();
   val.coco.repeated_ids = 0;
-  val.skipped.clear();
-  val.notes.clear();
   std::set<std::string> pictures, series;
   for (const std::string& file : all.files) {
     pictures.insert(picture_of(file));
@@ -245,26 +248,23 @@ std::string normal_name(const std::string& name) {
 
 void check_units(const std::string& name, const std::vector<PlacedBox>& boxes, bool relative,
                  const std::function<std::string(size_t)>& where) {
-  std::vector<size_t> all, tiny, beyond, empty;
-  size_t sized = 0;
-  double right = 0, bottom = 0, odds = 0, centres = 0;
+  std::vector<size_t> all, tiny, sized, empty;
+  double right = 0, bottom = 0, centres = 0;
   for (size_t i = 0; i < boxes.size(); ++i) {
     const PlacedBox& b = boxes[i];
     const bool has_area = b.w > 0 && b.h > 0;
     (has_area ? all : empty).push_back(i);
     if (!has_area) continue;
-    const double x2 = b.x + b.w, y2 = b.y + b.h, dx = 0.05 * b.width, dy = 0.05 * b.height;
+    const double x2 = b.x + b.w, y2 = b.y + b.h;
     right = std::max(right, x2);
     bottom = std::max(bottom, y2);
     if (x2 <= 2 && y2 <= 2 && (b.width == 0 || std::max(b.width, b.height) > 8)) tiny.push_back(i);
     if (b.width == 0) continue;
-    ++sized;
-    if (x2 > b.width + dx || y2 > b.height + dy || b.x < -dx || b.y < -dy) beyond.push_back(i);
+    sized.push_back(i);
     centres += (b.x + b.w / 2) / b.width + (b.y + b.h / 2) / b.height;
-    // Against a box that is anywhere in its image, and is within the first 100 x 100 pixels.
-    odds += std::log(std::max(1.0, b.width / 100.0) * std::max(1.0, b.height / 100.0));
   }
-  const auto refuse = [&](const std::vector<size_t>& some, const char* what, const std::string& remedy) {
+  const auto refuse = [&](const std::vector<size_t>& some, const std::string& what,
+                          const std::string& remedy) {
     const PlacedBox& b = boxes[some[0]];
     fail(name, ": ", some.size(), " of ", all.size() + empty.size(), " boxes ", what, ", such as ",
          where(some[0]), " [", b.x, ", ", b.y, ", ", b.w, ", ", b.h, "]",
@@ -278,19 +278,39 @@ void check_units(const std::string& name, const std::vector<PlacedBox>& boxes, b
   if (!tiny.empty() && 2 * tiny.size() >= all.size())
     refuse(tiny, "are fractions of the image size instead of pixels",
            relative ? "were they divided by the image size twice?" : multiply);
-  const bool within_100 = right > 50 && bottom > 50 && right <= 100.5 && bottom <= 100.5;
-  constexpr double kOdds = 13.8;                          // a million to one
-  const bool off_centre = centres < 0.8 * double(sized);  // in pixels, the sum of both is about 1
-  if (within_100 && odds > kOdds && off_centre)
-    refuse(all, "are within 0..100, although the images are larger: per cent instead of pixels",
-           multiply + ", and divide by 100");
-  if (!beyond.empty() && 2 * beyond.size() >= sized)
-    refuse(beyond, "reach beyond their images",
-           relative
-               ? "YOLO labels are class, centre x, centre y, width and height in fractions: divide pixels by "
-                 "the width and height of the image, per cent by 100, and convert corners (x1, y1, x2, y2)"
-               : "a box is x, y, width, height in pixels: are these corners (x1, y1, x2, y2), or pixels of "
-                 "another image size?");
+  for (const auto& [top, unit] : {std::pair(100.0, "per cent"), {1000.0, "thousandths"}}) {
+    double odds = 0;  // against boxes that are anywhere in their images, and are within the first pixels
+    for (const size_t i : sized)
+      odds += std::log(std::max(1.0, boxes[i].width / top) * std::max(1.0, boxes[i].height / top));
+    const bool within = std::min(right, bottom) > top / 2 && std::max(right, bottom) <= 1.005 * top;
+    // A million to one; in pixels, the sum of the centres is about 1 for each box.
+    if (within && odds > 13.8 && centres < 0.8 * double(sized.size()))
+      refuse(all,
+             concat("are within 0..", top, ", although the images are larger: ", unit, " instead of pixels"),
+             concat(multiply, ", and divide by ", top));
+  }
+  // Returns the boxes that reach beyond their images, by more than a tolerance in sizes of the image. shift:
+  // of x and y, in sizes of the box.
+  const auto beyond = [&](double tolerance, double shift) {
+    std::vector<size_t> found;
+    std::ranges::copy_if(sized, std::back_inserter(found), [&](size_t i) {
+      const PlacedBox& b = boxes[i];
+      const double x = b.x + shift * b.w, y = b.y + shift * b.h, dx = tolerance * b.width,
+                   dy = tolerance * b.height;
+      return x < -dx || y < -dy || x + b.w > b.width + dx || y + b.h > b.height + dy;
+    });
+    return found;
+  };
+  const auto some = beyond(0.02, 0), most = beyond(relative ? 0.02 : 0.05, 0);
+  if (some.size() >= 5 && 20 * some.size() >= sized.size() &&
+      10 * beyond(0.02, relative ? 0.5 : -0.5).size() <= some.size())
+    refuse(some, "reach beyond their images",
+           relative ? "do the labels begin with the top left corner? Add half of width and height to it"
+                    : "do the boxes begin with their centre? Subtract half of width and height from it");
+  if (!most.empty() && 2 * most.size() >= sized.size())
+    refuse(most, "reach beyond their images",
+           relative ? "YOLO labels are centre, width and height in fractions: no pixels, per cent or corners"
+                    : "are these corners (x1, y1, x2, y2), or pixels of another image size?");
 }
 
 std::string read_all(const std::string& path, std::string& text, bool* missing, size_t limit) {

@@ -76,7 +76,9 @@ static YoloYaml read_data_yaml(const std::string& file) {
             "; delete one of them");
     const bool named = names && !names.IsNull(), counted = nc && !nc.IsNull();
     check(named || counted, file, ": no class names; add names: [first, second, ...]");
-    check(!named || names.IsSequence() || names.IsMap(), line(names), "names must be a list or id: name");
+    const bool in_file = named && names.IsScalar() && is_file(data.folder / names.Scalar());
+    check(!named || !names.IsScalar() || in_file, line(names), "names must be a list, id: name, or a file");
+    if (in_file) data.names = read_names((data.folder / names.Scalar()).string());
     for (size_t i = 0; named && i < names.size(); ++i) {
       const YAML::Node name = names.IsMap() ? names[std::to_string(i)] : names[i];
       check(name && name.IsScalar(), line(names), "names has no text for class ", i, " of ", names.size(),
@@ -86,9 +88,9 @@ static YoloYaml read_data_yaml(const std::string& file) {
     if (counted) {
       const double count = nc.IsScalar() ? parse_number(nc.Scalar()).value_or(0) : 0;
       const bool sane = count >= 1 && count <= 100000 && count == std::floor(count);
-      check(sane && (!named || count == static_cast<double>(names.size())), line(nc), "nc is ",
+      check(sane && (!named || count == double(data.names.size())), line(nc), "nc is ",
             nc.IsScalar() ? quote(nc.Scalar()) : "no number",
-            named ? concat(", names has ", names.size(), " entries") : "", "; correct it");
+            named ? concat(", names has ", data.names.size(), " entries") : "", "; correct it");
       for (int i = 0; !named && i < count; ++i) data.names.push_back(std::to_string(i));
     }
     check(!data.names.empty(), line(names), "names is empty; list the classes");
