@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The flags of ./train: all hyper-parameters with defaults, checks, and derived settings.
 #pragma once
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -16,8 +14,6 @@
 #include "base/program.hpp"
 #include "coco_eval.hpp"
 #include "data.hpp"
-#include "data/batch.hpp"
-#include "data/dataset.hpp"
 #include "ddp/launch.hpp"
 #include "models.hpp"
 #include "optim.hpp"
@@ -29,7 +25,7 @@ namespace yolox {
 struct TrainingRecipe {
   const char* optimizer;
   const char* schedule;
-  double warmup_epochs, warmup_steps;  // maximum length of the warm-up, which also is at most 5 % of the run
+  double warmup_epochs, warmup_steps;  // maximum length of the warm-up, see fill_in_steps()
   double no_aug_epochs, no_aug_share;  // maximum length of the final phase: epochs, share of the run
   bool follows_run_length;  // EMA and momentum of batch norms follow the length of the run, see ema_of_run()
   bool multiscale;
@@ -205,8 +201,7 @@ inline void check_config(const Config& c) {
   usage_check(c.bs == 0 || c.accum <= c.bs, "--accum must be at most the batch size (--bs ", c.bs, "), got ",
               c.accum);
   combination_check(c.bs > 0 || !c.dry_run, "--dry-run needs a number for --bs, because auto tries steps");
-  const bool with_dtr = dtr_bytes(c) > 0;
-  for (const auto& [other, given] : {std::pair("--dtr", with_dtr),
+  for (const auto& [other, given] : {std::pair("--dtr", dtr_bytes(c) > 0),
                                      {"--debug", c.debug},
                                      {"--profile, which times the parts of a step", c.profile},
                                      {"--bs auto, because a graph needs memory of its own", c.bs == 0}})
@@ -251,8 +246,13 @@ inline void fill_in_steps(Config& c, int64_t images) {
   const double epochs = c.epochs, per_epoch = double((images + c.bs - 1) / c.bs);
   fill(c.lr, default_lr(c.optimizer, c.bs));
   // What a flag leaves of the epochs: a resumed run has both values, which check_config() adds.
-  fill(c.warmup_epochs, std::min({recipe.warmup_epochs, recipe.warmup_steps / per_epoch, 0.05 * epochs,
-                                  epochs - std::max(0.0, c.no_aug_epochs)}));
+  // With fewer than 150 images, an epoch has few steps; from 200 steps on, the warm-up has those of 150
+  // images.
+  const bool few = recipe.follows_run_length && images < 150 && per_epoch * epochs >= 200;
+  const double longer = few ? 150.0 / double(images) : 1;
+  fill(c.warmup_epochs,
+       std::min({recipe.warmup_epochs * longer, recipe.warmup_steps / per_epoch,
+                 0.05 * std::min(longer, 2.0) * epochs, epochs - std::max(0.0, c.no_aug_epochs)}));
   fill(c.no_aug_epochs,
        std::min({recipe.no_aug_epochs, recipe.no_aug_share * epochs, epochs - c.warmup_epochs}));
   fill(c.ema, recipe.follows_run_length ? ema_of_run(per_epoch * epochs).decay : EmaSchedule().decay);
@@ -333,15 +333,6 @@ inline ImageSize base_size(const Config& c) {
   if (!c.size.empty()) return parse_size(c.size);
   const int side = model_size(c.model).input;
   return {side, side};
-}
-
-// Throws std::runtime_error if the three batches that the loader keeps exceed half of the machine's memory.
-inline void check_memory_for_batches(const Config& c) {
-  const ImageSize size = base_size(c);
-  const double bytes = 3.0 * c.bs * size.height * size.width * 3,
-               memory = double(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-  check(bytes < memory / 2, "--bs ", c.bs, " is too large: the images of three batches alone take ",
-        short_bytes(bytes), " of the machine's ", short_bytes(memory));
 }
 
 // Returns the settings of multi-scale training. ranks: world size.

@@ -230,8 +230,10 @@ EvalResult coco_eval(const CocoDataset& gt, const std::vector<Detection>& detect
           "]: the score or the box is not finite (", d.x, " ", d.y, " ", d.w, " ", d.h, ", score ", d.score,
           "); remove this detection");
     const int image = position(images, d.image_id), c = position(classes, d.category_id);
-    check(image >= 0, "detections[", i, "]: image_id ", d.image_id, " is not in the ground truth (",
-          images.size(), " images); detections and ground truth must be of the same data set");
+    if (image < 0)
+      fail("detections[", i, "]: image_id ", d.image_id < 0 ? "(text)" : concat(d.image_id),
+           " is not in the ground truth (", images.size(),
+           " images); detections and ground truth must be of the same data set");
     if (c < 0)
       ++result.unknown_detections;
     else

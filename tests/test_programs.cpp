@@ -193,6 +193,14 @@ PROGRAM_TEST("train: bad images are counted, listed and skipped; --strict stops,
   for (const char* part : {"images  4 for training", "\nthe data has no problems\n",
                            "steps   6 with a batch of 2 images, 2 per epoch; 3 epochs"})
     CHECK_HAS(plan, part);
+  const std::string truth = dir / "data/annotations/instances_train.json",
+                    note = "shows right hand as left hand";
+  CocoDataset coco = read_coco(truth);
+  coco.categories[0].name = "left hand";
+  coco.categories[1].name = "Right hand";
+  write_coco(truth, coco);
+  CHECK_HAS(succeed(dir, "train", flags + "--dry-run"), note);
+  CHECK_FALSE(has(succeed(dir, "train", flags + "--dry-run --flip-prob 0"), note));
   write_text(bad, "this is no image");
   const Outcome dry = run(dir, "train", flags + "--dry-run --out r");
   CHECK(dry.code == 1);

@@ -16,7 +16,7 @@ struct Settings26 : Config {
     ::parse(*this, split_list("--model yolox-nano --bs 8 " + flags, ' '));
     fill_in(*this);
   }
-  Plan plan() { return plan_of(*this, 205, 1, {64, 64}); }
+  Plan plan(int64_t images = 205) { return plan_of(*this, images, 1, {64, 64}); }
 };
 
 }  // namespace
@@ -60,6 +60,8 @@ TEST_CASE("recipe: lengths are in steps and shrink with the run; official ones a
   };
   for (const auto& [epochs, warmup] : {std::pair(15, 0.75), {300, 1}})
     CHECK(plan("finetune", epochs).schedule.warmup == doctest::Approx(warmup * 26));
+  for (const auto& [images, warmup] : {std::pair(12, 2), {25, 24}, {150, 19}})  // of 120, 240 and 1140 steps
+    CHECK(Settings26("--recipe finetune --epochs 60").plan(images).schedule.warmup == warmup);
   for (const auto& [epochs, with_mosaic] : {std::pair(10, 6.5), {60, 55}})
     CHECK(plan("finetune", epochs).first_no_aug_iteration == with_mosaic * 26);
   for (const auto& [epochs, warmup, with_mosaic] : {std::tuple(300, 5, 285), {20, 1, 18}}) {

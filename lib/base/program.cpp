@@ -64,23 +64,24 @@ void end_program(int code) {
   _exit(code);
 }
 
-// Returns a message with OpenCV's text about lack of memory, such as "OpenCV(4.6.0) alloc.cpp:73: error:
-// (-4:Insufficient memory) Failed to allocate 9 bytes in function 'f'", replaced by plain words and a remedy.
-static std::string without_opencv_text(const std::string& what) {
-  if (what == "std::bad_alloc") return "out of memory; give a smaller --bs or --size, or fewer --workers";
+// Returns a message with plain words and a remedy in place of the text of torch or OpenCV, such as
+// "OpenCV(4.6.0) alloc.cpp:73: error: (-4:Insufficient memory) Failed to allocate 9 bytes in function 'f'".
+static std::string in_plain_words(const std::string& what) {
+  const std::string remedy = "; give a smaller --bs or --size, or fewer --workers";
+  if (what == "std::bad_alloc" || what.starts_with("[enforce fail at alloc_cpu"))
+    return "out of memory" + remedy;
   const std::string mark = "(-4:Insufficient memory) ";
   const size_t from = what.find("OpenCV("), at = what.find(mark, from);
   if (from == std::string::npos || at == std::string::npos) return what;
   std::string cause = what.substr(at + mark.size());
   cause.resize(std::min({cause.find(" in function"), cause.find('\n'), cause.size()}));
-  return concat(what.substr(0, from), "out of memory (", cause,
-                "); give a smaller --bs or --size, or fewer --workers");
+  return concat(what.substr(0, from), "out of memory (", cause, ")", remedy);
 }
 
 void print_error(const std::string& what) {
   const size_t trace =
       std::min({what.find("\nException raised from"), what.find("\nCall stack"), what.find("\nframe #")});
-  std::string text = without_opencv_text(what.substr(0, trace));
+  std::string text = in_plain_words(what.substr(0, trace));
   // torch appends advice for programmers to an error of CUDA, in lines of its own.
   if (text.rfind("CUDA error", 0) == 0) text.resize(std::min(text.find('\n'), text.size()));
   std::cerr << "error: " << printable(text, /*keep_newlines=*/true) << std::endl;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <set>
 
 #include "base/device.hpp"
 #include "base/printable.hpp"
@@ -14,6 +15,7 @@
 #include "base/timeout.hpp"
 #include "data.hpp"
 #include "data/pictures.hpp"
+#include "data/source.hpp"
 #include "data/store.hpp"
 #include "run/profile.hpp"
 #include "run/run.hpp"
@@ -349,6 +351,13 @@ void log_plan(Log& log, const Config& config, const Splits& splits, YOLOX& model
   if (config.data == "shapes")
     log.line("note: these are scenes that the program draws; to train on your own images, give --data DIR");
   log_classes(log, splits);
+  std::set<std::string> names;
+  for (const std::string& name : data.classes)
+    if (config.aug == "default" && config.augment.flip_prob > 0) names.insert(lower(name));
+  for (const std::string& name : names)
+    if (const size_t at = name.find("left"); at != std::string::npos)
+      if (const std::string other = std::string(name).replace(at, 4, "right"); names.count(other))
+        log.line(concat("note: a flipped image shows ", other, " as ", name, "; --flip-prob 0 = no flips"));
   double parameters = 0;
   for (const Tensor& p : model->parameters()) parameters += double(p.numel());
   log.line(concat("model   ", config.model, " ", base.height, "x", base.width,

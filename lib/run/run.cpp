@@ -37,7 +37,6 @@ torch::Device prepare_process(Config& config, const RankInfo& rank_info) {
   if (config.deterministic) use_deterministic_algorithms();
   // With fp16, gradients overflow now and then. Anomaly mode must not report this as NaN.
   if (config.debug) torch::autograd::AnomalyMode::set_enabled(true, /*check_nan=*/config.amp != "fp16");
-  check_memory_for_batches(config);
   return device;
 }
 
