@@ -231,7 +231,7 @@ EvalResult coco_eval(const CocoDataset& gt, const std::vector<Detection>& detect
           "); remove this detection");
     const int image = position(images, d.image_id), c = position(classes, d.category_id);
     if (image < 0)
-      fail("detections[", i, "]: image_id ", d.image_id < 0 ? "(text)" : concat(d.image_id),
+      fail("detections[", i, "]: image_id ", d.image_id < -1e15 ? "(text)" : concat(d.image_id),
            " is not in the ground truth (", images.size(),
            " images); detections and ground truth must be of the same data set");
     if (c < 0)

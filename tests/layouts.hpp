@@ -2,6 +2,7 @@
 // Tables of data sets: the files of each row, and parts of the text that describes what the readers make of
 // them.
 #pragma once
+#include <sys/stat.h>
 
 #include <opencv2/imgcodecs.hpp>
 

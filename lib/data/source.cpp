@@ -282,7 +282,8 @@ void check_units(const std::string& name, const std::vector<PlacedBox>& boxes, b
     double odds = 0;  // against boxes that are anywhere in their images, and are within the first pixels
     for (const size_t i : sized)
       odds += std::log(std::max(1.0, boxes[i].width / top) * std::max(1.0, boxes[i].height / top));
-    const bool within = std::min(right, bottom) > top / 2 && std::max(right, bottom) <= 1.005 * top;
+    const bool within =
+        !relative && std::min(right, bottom) > 0.9 * top && std::max(right, bottom) <= 1.005 * top;
     // A million to one; in pixels, the sum of the centres is about 1 for each box.
     if (within && odds > 13.8 && centres < 0.8 * double(sized.size()))
       refuse(all,
@@ -290,19 +291,21 @@ void check_units(const std::string& name, const std::vector<PlacedBox>& boxes, b
              concat(multiply, ", and divide by ", top));
   }
   // Returns the boxes that reach beyond their images, by more than a tolerance in sizes of the image. shift:
-  // of x and y, in sizes of the box.
-  const auto beyond = [&](double tolerance, double shift) {
+  // of x and y, in sizes of the box. in_x, in_y: the directions.
+  const auto beyond = [&](double tolerance, double shift, bool in_x = true, bool in_y = true) {
     std::vector<size_t> found;
     std::ranges::copy_if(sized, std::back_inserter(found), [&](size_t i) {
       const PlacedBox& b = boxes[i];
       const double x = b.x + shift * b.w, y = b.y + shift * b.h, dx = tolerance * b.width,
                    dy = tolerance * b.height;
-      return x < -dx || y < -dy || x + b.w > b.width + dx || y + b.h > b.height + dy;
+      return (in_x && (x < -dx || x + b.w > b.width + dx)) || (in_y && (y < -dy || y + b.h > b.height + dy));
     });
     return found;
   };
-  const auto some = beyond(0.02, 0), most = beyond(relative ? 0.02 : 0.05, 0);
-  if (some.size() >= 5 && 20 * some.size() >= sized.size() &&
+  const auto some = beyond(0.02, 0), most = beyond(relative && sized.size() >= 5 ? 0.02 : 0.05, 0);
+  // In both directions: people whose boxes go on below the image reach beyond it in one.
+  const size_t both = std::min(beyond(0.02, 0, true, false).size(), beyond(0.02, 0, false, true).size());
+  if (some.size() >= 5 && 20 * some.size() >= sized.size() && 10 * both >= some.size() &&
       10 * beyond(0.02, relative ? 0.5 : -0.5).size() <= some.size())
     refuse(some, "reach beyond their images",
            relative ? "do the labels begin with the top left corner? Add half of width and height to it"
@@ -379,11 +382,6 @@ std::string lower(std::string text) {
   return text;
 }
 
-// Returns true for folders that systems create, which may contain thumbnails.
-static bool is_system_folder(const std::string& name) {
-  return name == "lost+found" || name == "__MACOSX" || name.find_first_of("@#$") == 0;
-}
-
 std::vector<std::string> files_under(const fs::path& folder, const std::set<std::string>& extensions,
                                      std::vector<std::string>& skipped) {
   std::vector<std::string> files;
@@ -397,7 +395,7 @@ std::vector<std::string> files_under(const fs::path& folder, const std::set<std:
       if (name[0] == '.') continue;
       if (!it->is_directory(ignored)) {
         if (extensions.empty() || has_extension(name, extensions)) files.push_back(it->path().string());
-      } else if (is_system_folder(name)) {
+      } else if (name == "lost+found" || name == "__MACOSX" || name.find_first_of("@#$") == 0) {
         skipped.push_back(it->path().string());
       } else {
         enter(it->path());
@@ -448,10 +446,9 @@ static int rank_of(const fs::path& place, const std::string& split) {
   return std::ranges::any_of(names, suits) ? 1 : 4;
 }
 
-// Returns true if two paths name different splits.
-static bool other_split(const fs::path& a, const fs::path& b) {
-  const std::string of_a = split_of(a), of_b = split_of(b);
-  return of_a != of_b && !of_a.empty() && !of_b.empty() && of_a != "trainval" && of_b != "trainval";
+// Returns true for two different splits.
+static bool other_split(const std::string& a, const std::string& b) {
+  return a != b && !a.empty() && !b.empty() && a != "trainval" && b != "trainval";
 }
 
 std::vector<std::string> find_images(Source& source, const std::string& list,
@@ -463,7 +460,7 @@ std::vector<std::string> find_images(Source& source, const std::string& list,
     std::string file;                // of these, the one that is taken
     int rank = 0;                    // of its folder
   };
-  std::vector<std::string> wanted;  // the names with a slash in front
+  std::vector<std::string> wanted, splits;  // the names with a slash in front, and their splits
   std::vector<Found> found(names.size());
   std::unordered_map<std::string, std::vector<size_t>> images_of;  // by file name
   bool whole = false;                                              // true if a file has the whole name
@@ -471,18 +468,19 @@ std::vector<std::string> find_images(Source& source, const std::string& list,
     std::string name = fs::path(to_forward_slashes(given)).lexically_normal().string();
     while (name.starts_with("../")) name.erase(0, 3);  // relative to another folder, such as annotations
     wanted.push_back("/" + name);
+    splits.push_back(split_of(fs::path(name).parent_path()));
     images_of[wanted.back().substr(wanted.back().rfind('/') + 1)].push_back(wanted.size() - 1);
   }
   const auto relative = [&](const std::string& place) { return fs::path(place).lexically_relative(root); };
   for (const std::string& file : files_under(root, {}, source.skipped)) {
     const auto images = images_of.find(file.substr(file.rfind('/') + 1));
     if (images == images_of.end()) continue;
+    const std::string of_file = split_of(relative(file).parent_path());
     for (const size_t i : images->second) {
-      const fs::path in_name = fs::path(wanted[i]).parent_path();
-      if (!split_of(in_name).empty() && other_split(in_name, relative(file).parent_path())) continue;
       const size_t end = common_end(wanted[i], "/" + file);
       if (end > found[i].end) found[i] = {end, {}, "", 0};
-      if (end == found[i].end) found[i].files.push_back("/" + file);
+      if (end < found[i].end || other_split(splits[i], of_file)) continue;
+      found[i].files.push_back("/" + file);
       whole = whole || end == wanted[i].size();
     }
   }
@@ -495,7 +493,8 @@ std::vector<std::string> find_images(Source& source, const std::string& list,
   const auto place_of = [&](const auto& entry) { return relative(entry.first.substr(!entry.first.empty())); };
   // Beside a folder of this split, one of another split has other images, even if it has more of the names.
   if (std::ranges::any_of(by_folder, [&](const auto& e) { return rank_of(place_of(e), split) <= 1; }))
-    std::erase_if(by_folder, [&](const auto& e) { return other_split(place_of(e), split); });
+    std::erase_if(by_folder,
+                  [&](const auto& e) { return other_split(split_of(place_of(e)), split_of(split)); });
   size_t most = 0;
   for (const auto& [_, images] : by_folder) most = std::max(most, images.size());
   std::vector<std::tuple<int, int64_t, fs::path, Images>> places;  // rank, minus the number of images

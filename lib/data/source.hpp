@@ -73,9 +73,10 @@ struct PlacedBox {
   int width, height;
 };
 
-// Throws if the boxes cannot be x, y (top left corner), width, height in pixels: at least half of them are
-// within the first two pixels (fractions) or reach beyond their images, or all are within 0..100 of larger
-// images (per cent). relative: they were converted from fractions. where(i) names the position of a box.
+// Throws if the boxes cannot be x, y (top left corner), width, height in pixels: half of them or more are
+// within the first two pixels (fractions) or reach beyond their images, or fewer that would not with their
+// centre there, or all are within 0..100 or 0..1000 of larger images. relative: they were converted from
+// fractions. where(i) names the position of a box.
 void check_units(const std::string& name, const std::vector<PlacedBox>& boxes, bool relative,
                  const std::function<std::string(size_t)>& where);
 
