@@ -264,10 +264,10 @@ struct Process {
     siginfo_t info{};
     return waitid(P_PID, id_t(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
   }
-  // Waits until the condition holds. Returns false if the program ends first, or after a minute.
+  // Waits until the condition holds. Returns false if the program ends first, or after three minutes.
   template <class Condition>
   bool until(const Condition& condition) {
-    for (int i = 0; i < 6000; ++i) {
+    for (int i = 0; i < 18000; ++i) {
       const bool over = ended();
       if (condition()) return true;
       if (over) return false;
@@ -275,7 +275,7 @@ struct Process {
     }
     return false;
   }
-  // Waits until it ends; false after a minute.
+  // Waits until it ends; false after three minutes.
   bool ends() {
     return until([&] { return ended(); });
   }

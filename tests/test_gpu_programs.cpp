@@ -258,7 +258,7 @@ SEVERAL_GPUS("gpu: ranks: torchrun starts the ranks, and again after one of them
   if (python.empty()) MESSAGE("skipped: no Python with torch");
   if (python.empty()) return;
   DataDir dir(12);
-  const int epochs = kSimulated ? 20 : 300;  // of one step
+  const int epochs = kSimulated ? 8 : 300;  // of one step
   Process p(dir, {concat("env SIMULATED_CUDA_DEVICES=4 ", python, " -m torch.distributed.run --no-python ",
                          "--standalone --max-restarts 1 --nproc-per-node ", kRanks, " $YOLOX_PROGRAMS/train",
                          kTiny, "--eval-interval 0 --resume auto --out r --epochs ", epochs)});
