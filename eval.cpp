@@ -2,7 +2,6 @@
 // Evaluates a checkpoint on a data set, or detections of any program against a ground truth.
 #include <iostream>
 #include <map>
-#include <set>
 
 #include "base/device.hpp"
 #include "base/memory.hpp"
@@ -70,7 +69,8 @@ static void check_flags(const Config& config) {
   combination_check(config.gt.empty() == config.dt.empty(), "--gt and --dt need each other");
   config.check_values();
   std::vector<std::string> inputs = split_list(config.data);
-  inputs.insert(inputs.end(), {config.gt, config.dt, config.data, config.weights});
+  inputs.insert(inputs.end(), {config.gt, config.dt, config.data});
+  if (!config.weights.empty()) inputs.push_back(find_weights_file(config.weights));
   protect_inputs("--json", config.json, inputs);
   protect_inputs("--save-dt", config.save_dt, inputs);
   if (!config.gt.empty()) {
@@ -79,6 +79,23 @@ static void check_flags(const Config& config) {
     return;
   }
   combination_check(!config.data.empty(), "--data is needed, or --gt and --dt");
+}
+
+// Some programs write the name of an image file, with or without extension, in place of the id. Sets the ids
+// if that finds more images.
+static void find_by_names(std::vector<Detection>& found, const std::map<int64_t, const CocoImage*>& by_id) {
+  std::map<int64_t, const CocoImage*> by_name;
+  for (const auto& [id, image] : by_id) {
+    const fs::path name = fs::path(image->file_name).filename();
+    by_name[id_of_text(name.string())] = by_name[id_of_text(name.stem().string())] = image;
+  }
+  const auto known = [&](const auto& images) {
+    return std::ranges::count_if(found, [&](const Detection& d) { return images.contains(d.image_id); });
+  };
+  if (known(by_name) <= known(by_id)) return;
+  std::cout << "note: the images of the detections are found by the names of their files\n";
+  for (Detection& d : found)
+    if (const auto image = by_name.find(d.image_id); image != by_name.end()) d.image_id = image->second->id;
 }
 
 // Evaluates a detections file (--gt and --dt).
@@ -91,16 +108,17 @@ static void evaluate_file(const Config& config) {
   if (truth.repeated_ids > 0)
     std::cout << "note: " << printable(config.gt) << ": " << truth.repeated_ids
               << " annotations have the id of another one\n";
-  std::set<std::string> names;
+  std::map<std::string, int> names;
   for (auto& category : truth.categories) {
     category.name = normal_name(printable(category.name));
-    if (!names.insert(category.name).second)
+    if (++names[category.name] == 2)
       std::cout << "note: " << printable(config.gt) << ": several classes have the name " << category.name
                 << "\n";
   }
-  const std::vector<Detection> found = read_detections(config.dt);
+  std::vector<Detection> found = read_detections(config.dt);
   std::map<int64_t, const CocoImage*> image_of;
   for (const CocoImage& image : truth.images) image_of[image.id] = &image;
+  find_by_names(found, image_of);
   const auto check_boxes_of = [&](const std::string& file, const auto& entries) {
     std::vector<PlacedBox> boxes;
     for (const auto& e : entries) {
@@ -187,12 +205,9 @@ static void evaluate_model(const Config& config) {
             << e.detections.size() << " detections\n\n";
   std::vector<std::string> lines = data.problems->lines();
   std::erase_if(lines, [](const std::string& line) { return !line.starts_with("image"); });
-  if (!lines.empty()) {
-    std::cout << "warning: " << lines.size() << " images cannot be read and are excluded:\n";
-    for (size_t i = 0; i < std::min<size_t>(lines.size(), 20); ++i)
-      std::cout << "  " << printable(lines[i]) << "\n";
-    std::cout << (lines.size() > 20 ? "  ...\n\n" : "\n");
-  }
+  if (!lines.empty())
+    std::cout << "warning: " << lines.size()
+              << " images cannot be read and are excluded: " << printable(listed(lines, 20)) << "\n\n";
   if (config.speed) print_speed(e.times, int64_t(data.records.size()));
   report(e.truth, e.result, config);
   if (fs::is_directory(config.save_dt))

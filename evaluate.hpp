@@ -211,7 +211,7 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
     }
     if (!s.pictures.empty() && k < 3)
       save_image(concat(s.pictures, k, "_pred.jpg"),
-                 draw_comparison(batch.images, labelled_boxes(batch.indices, batch.scales, data),
+                 draw_comparison(batch.images, labelled_boxes(batch.targets, data.classes),
                                  labelled_boxes(detections, data.classes), short_names(batch.indices, data)));
     for (size_t i = 0; i < detections.size(); ++i, ++at) {
       const int64_t id = data.records[at].image_id;

@@ -127,6 +127,8 @@ inline Splits load_splits(const DataOptions& o, bool with_train = true, size_t m
   const bool packed = is_packed(o.data);
   if (o.data == "shapes" || packed) {
     refuse_images(o);
+    check(o.split.empty() || o.split == "val", "--split ", o.split, ": of --data ", o.data,
+          " only val can be evaluated; leave --split out");
     usage_check(o.val_fraction == 0, "--val-fraction is for COCO, VOC and YOLO files, not for --data ",
                 o.data, packed ? "; give it to ./pack" : "");
   }
@@ -134,7 +136,7 @@ inline Splits load_splits(const DataOptions& o, bool with_train = true, size_t m
     if (with_train) train = shapes_dataset(o.seed, 0, kShapesTrain);
     val = shapes_dataset(o.seed, 1, kShapesVal);
   } else if (packed) {
-    const auto file = open_packed(o.data, o.split);
+    const auto file = open_packed(o.data);
     splits.same = file->get("val").empty();
     if (with_train && !splits.same) train = packed_dataset(file, "train");
     val = packed_dataset(file, splits.same ? "train" : "val");

@@ -278,7 +278,7 @@ void print_summary(std::ostream& out, const EvalResult& r) {
     out << "Ignored: " << r.unknown_annotations << " annotations of unknown images or categories.\n";
   if (r.unknown_detections > 0)
     out << "Ignored: " << r.unknown_detections
-        << " detections of categories that are not in the ground truth.\n";
+        << " detections of categories that are not in the ground truth; do their ids begin with 0?\n";
 }
 
 // Returns the first column of a table: a name, cut to 29 characters and padded to 30.

@@ -27,6 +27,8 @@ train/labels.json test/labels.json train/data/a.png test/data/b.png
 annotations/trains_train.json annotations/trains_validation.json images/a.png images/b.png
 annotations/voc_trainval.json annotations/voc_test.json JPEGImages/a.png JPEGImages/b.png
 annotations/person_keypoints_train2017.json annotations/person_keypoints_val2017.json images/a.png images/b.png
+labels/train.json labels/val.json images/a.png images/b.png
+annotations_trainval2017/instances_train2017.json annotations_trainval2017/instances_val2017.json x/a.png y/b.png
 )");
   for (std::string train, val, a, b; layouts >> train >> val >> a >> b;) {
     INFO(train << ", " << a);
@@ -239,7 +241,7 @@ TEST_CASE("formats: Pascal VOC objects are read with class, box and line number"
             "box DIR/Annotations/a.xml:3 class 0 [1 2 2 2]\n"
             "box DIR/Annotations/b.xml:6 class 2 [10.25 -2 20.25 102] crowd\n"
             "box DIR/Annotations/b.xml:13 class 1 [5 6 0 -2]\n"
-            "note: DIR (all): 2 images have no XML file and are not used: old name, other\none split");
+            "note: DIR (all): 1 images have no XML file and are not used: old name\none split");
   const Source source = read_sources({dir.path.string()}).train;
   CHECK_FALSE(source.relative);
   std::string sizes;
@@ -271,6 +273,14 @@ Roboflow | ROBOFLOW | (train): DIR/train/a.rf.1.png\nclasses one, three, two | (
 Roboflow, test | ROBOFLOW --split=test | (test): DIR/test/a.rf.1.png | class 1
 labelImg | a.xml(cat) b.xml(cat) a.jpg b.JPG | : DIR/a.jpg DIR/b.JPG\nclasses cat\nbox | one split
 no images | a.xml(cat) | is no data set
+split folders | train/xmls/a.xml(cat) train/images/a.jpg test/xmls/b.xml(dog) test/images/b.jpg | /train/images/a.jpg\n
+ | val DIR (test): DIR/test/images/b.jpg
+splits below | Annotations/Train/a.xml(cat) JPEGImages/Train/a.jpg Annotations/val/a.xml(dog) JPEGImages/val/a.jpg
+ | (train): DIR/JPEGImages/Train/a.jpg\n | (val): DIR/JPEGImages/val/a.jpg\n
+lists beside | OBJECTS train.txt(JPEGImages/a.jpg Annotations/a.xml) Val.txt(b) | Images/a.jpg\n | (val): DIR/JPEGImages/b.jpg
+deeper images | labels/a.xml(cat) images/set/a.jpg images/set/b.jpg | : DIR/images/set/a.jpg\n | not used: set/b
+masks | annotations/xmls/a.xml(cat) annotations/xmls/b.xml(cat) annotations/masks/a.png annotations/masks/b.png
+ images/a.jpg | : DIR/images/a.jpg DIR/images/b.jpg\n | !masks
 )";
   std::string text = replaced(table, "OBJECTS",
                               "Annotations/a.xml(cat) Annotations/b.xml(dog) Annotations/c.xml(cow) "
@@ -327,7 +337,7 @@ TEST_CASE("formats: unreadable Pascal VOC files and objects are skipped and repo
       {object("cat", "1"), "ymin is \"\""},
       {"<object><name>cat</name><bndbox><xmin>1\x07"
        "2</xmin></bndbox></object>",
-       "xmin is \"1?2\""}};
+       "xmin is \"1\\x072\""}};
   TempDir dir;
   put(dir, files("JPEGImages/good.jpg Annotations/good.xml(cat) Annotations/folder.xml/"));
   std::string list = "good\nfolder\nobjects\nbomb\ngone\n../../etc/passwd\n", objects;
@@ -551,7 +561,7 @@ no other images | images/a.jpg images/a.png labels/a.txt(#0) data.yaml(train: im
     put(lost, {{"data.yaml", "train: " + train + "\nval: images/val\nnames: [cat]"}});
     const std::string text = reading(lost);
     CHECK_HAS(text, "label file without image: DIR/labels/train/gone.txt\n");
-    CHECK(count_of(text, "label file without image") == 1);
+    CHECK(count_of(text, "label file without image") == 2);  // and that of c.psd, which is not read
   }
   const fs::path before = fs::current_path();
   fs::current_path(lost.path);
@@ -577,7 +587,7 @@ a folder and a list | Y(train:;- images/b;- lists/other.txt) set/images/b/1.jpg 
  set/lists/other.txt(e.jpg;./f.jpg) | TR set/f.jpg DIR/set/images/b/1.jpg DIR/set/lists/e.jpg
 a list, with images that are lost | Y(path: /not/here;train: lists/train.txt) set/images/c/1.jpg set/lists/d.jpg
  set/lists/train.txt(./d.jpg; ;images\c\1.jpg;images/lost.jpg;./images/lost.jpg)
- | TR set/images/c/1.jpg DIR/set/images/lost.jpg DIR/set/images/lost.jpg DIR/set/lists/d.jpg
+ | TR set/images/c/1.jpg DIR/set/images/lost.jpg DIR/set/lists/d.jpg
 a folder named as a list | Y(train: x.txt) set/x.txt/a.jpg | TR set/x.txt/a.jpg
 Windows | Y(train: C:\sets\cells\images\train) set/images/train/a.jpg | TR set/images/train/a.jpg
 not another split | Y(train: C:\sets\images) set/images/train/a.jpg | neither a folder nor a .txt
@@ -615,7 +625,7 @@ TEST_CASE("formats: data.yaml: classes are a list, a map or a count; errors are 
        "classes cat, dog, \xC3\xA9l\xC3\xA9phant\n"},
       {"nc: 3\n" + train, "classes 0, 1, 2\n"},
       {"names:\nnc: 2\n" + train, "classes 0, 1\n"},
-      {"names: names.txt\nnc: 2\n" + train, "classes cat, big dog\n"},
+      {"names: D:\\set\\names.txt\nnc: 2\n" + train, "classes cat, big dog\n"},
       {train + "names:\n  - cat\n dog: 1", "data.yaml:4: not valid YAML"},
       {train + "names: &x [*y]", "data.yaml:2: not valid YAML"},
       {train + "names: [cat]\nval: a\nval: b", "data.yaml:4: a second val"},
@@ -675,6 +685,8 @@ images and labels with names | a/images/train/a.jpg a/images/val/b.jpg a/labels/
  a/labels/classes.txt(cat;red dog;;) --data=a | (train): DIR/a/images/train/a.jpg\nclasses cat, red dog\nbox
  | (val): DIR/a/images/val/b.jpg
 one folder of images | images/a.jpg labels/a.txt(#1) classes.txt(cat;dog) | (all): DIR/images/a.jpg\nclasses cat, dog
+folders of splits | images/train2017/a.jpg images/Test/b.jpg labels/train2017/a.TXT(#0) labels/Test/b.txt(#0) classes.txt(cat)
+ | (train): DIR/images/train2017/a.jpg\nclasses cat\nbox DIR/labels/train2017/a.TXT:1 | (test): DIR/images/Test/b.jpg
 an empty line is a class | images/a.jpg labels/a.txt(#1) classes.txt(cat;;dog) | classes.txt:2: empty line
 without names | images/train/a.jpg images/val/b.jpg labels/train/a.txt(#1)
  | write DIR/data.yaml with the lines "train: images/train", "val: images/val", "names: [first, second]", or a
@@ -980,8 +992,10 @@ a folder with a part of the images | annotations/train.json(a.jpg,b.jpg,c.jpg) a
  train/a.jpg train/b.jpg train/c.jpg val/a.jpg | val DIR/annotations/val.json: DIR/val/a.jpg DIR/val/b.jpg DIR/val/c.jpg
 folders of splits deeper down | annotations/train.json(a.jpg) annotations/val.json(a.jpg;1 1 [5,5,9,9]) x/train/images/a.jpg
  x/val/images/a.jpg | train.json: DIR/x/train/images/a.jpg | val.json: DIR/x/val/images/a.jpg
-labels with two flags | data.yaml(train: images;names: [a];) images/a.jpg labels/a.txt(0 0.5 0.5 0.2 0.4 0 1)
- | label cannot be read | delete the last two columns
+files of other programs | train.json(a.jpg) val.json.bak(a.jpg) val_found.json([]) test_args.json({"lr": 1}) a.jpg | one split
+names without extension | train.json(a) a.jpg | error: | there is DIR/a.jpg: correct file_name
+labels with two flags, confidence and track | data.yaml(train: images;names: [a];) images/a.jpg
+ labels/a.txt(0 0.5 0.5 0.2 0.4 0 1;0 0.5 0.5 0.2 0.4 0.9 7) | a.txt:1: "0 | a.txt:2: "0 | delete the last two columns
 )"));
   check_rows(
       {{"two label files of one picture",

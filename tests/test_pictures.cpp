@@ -92,12 +92,6 @@ TEST_CASE("pictures: the truth of a batch has pixels of its images and class nam
   CHECK(in_training[0][1].box.cls == kIgnoredRegion);
   CHECK(in_training[0][1].box.x2 == 30);
   CHECK(in_training[1].empty());
-  Dataset data = shapes_dataset(0, 1, 2);
-  data.records[0].boxes = {{0, 0, 100, 100, 1}, {10, 20, 30, 40, 0}};
-  const auto boxes = labelled_boxes({0, -1}, {{0.5, 2}, {1, 1}}, data);
-  REQUIRE((boxes.size() == 2 && boxes[0].size() == 2));
-  CHECK(boxes[0][0].text == data.classes[0]);
-  CHECK((boxes[0][0].box.x1 == 5 && boxes[0][0].box.y2 == 80));
-  CHECK(boxes[1].empty());
+  const Dataset data = shapes_dataset(0, 1, 2);
   CHECK(short_names({0, -1}, data) == std::vector<std::string>{data.name_of(0), "unreadable image"});
 }

@@ -40,8 +40,3 @@ TEST_CASE("shapes: a box is the extent of the visible pixels of its object") {
   }
   CHECK(boxes > 200);
 }
-
-TEST_CASE("shapes: arguments out of range are refused with a message") {
-  CHECK_THROWS_WITH(draw_shapes(0, 2, 0), "shapes: split 2 does not exist; use 0 (train) or 1 (val)");
-  CHECK_THROWS_WITH(draw_shapes(0, 0, -1), "shapes: index -1 is negative; use 0 or more");
-}

@@ -50,14 +50,15 @@ static void merge_repeated_images(Source& source) {
   });
 }
 
-Source read_coco_source(const std::string& json, const std::string& images) {
+Source read_coco_source(const std::string& json, const std::string& images, const fs::path& data) {
   Source source;
   source.name = json;
   source.coco = read_coco(json);
   check(!source.coco.images.empty(), json, " lists no images; use a file with images");
-  check(!source.coco.categories.empty(), json, " lists no categories; use a file with categories");
+  check(!source.coco.categories.empty(), json, " lists no categories; use a file with categories",
+        source.coco.problems.empty() ? "" : "; the first problem: " + source.coco.problems[0].second);
   fs::path root = fs::path(json).parent_path();
-  if (root.filename() == "annotations") root = root.parent_path();
+  if (lower(root.filename().string()) == "annotations") root = root.parent_path();
   if (!images.empty()) root = images;
   if (root.empty()) root = ".";
   check(is_folder(root), "--images ", images, " is no folder; give the folder of the images");
@@ -65,14 +66,23 @@ Source read_coco_source(const std::string& json, const std::string& images) {
   if (split.starts_with("instances_")) split = split.substr(10);
   std::vector<std::string> names;
   for (const CocoImage& image : source.coco.images) names.push_back(image.file_name);
-  source.files = find_images(source, json, names, root, split,
-                             "name the folder of its images " + split +
-                                 ", or give this file as --data and the folder with --images DIR");
-  if (std::ranges::none_of(source.files, [](const auto& file) { return is_file(file); }))
+  const auto found = [&](const fs::path& place) {
+    source.files = find_images(source, json, names, place, split,
+                               "name the folder of its images " + split +
+                                   ", or give this file as --data and the folder with --images DIR");
+    return std::ranges::any_of(source.files, [](const auto& file) { return is_file(file); });
+  };
+  if (!found(root) && (data.empty() || !found(data))) {
+    const std::string stem = lower(fs::path(names[0]).stem().string());
+    std::string alike;
+    for (const std::string& file : files_under(root, kImages, source.skipped))
+      if (lower(fs::path(file).stem().string()) == stem) alike = "; there is " + file + ": correct file_name";
     fail(images.empty() ? "" : "--images " + images + ": ", json, ": none of its images was found under ",
          root.string(), ", such as ", names[0],
-         images.empty() ? "; give this file as --data and their folder with --images DIR"
-                        : "; give the folder with these images");
+         !alike.empty()   ? alike
+         : images.empty() ? "; give this file as --data and their folder with --images DIR"
+                          : "; give the folder with these images");
+  }
   merge_repeated_images(source);
   return source;
 }
@@ -95,7 +105,10 @@ SplitReaders coco_splits(const fs::path& root) {
       if (lower(path.filename().string()).find(".json") == std::string::npos || is_folder(path)) continue;
       const bool usable = has_extension(path, {".json"}) && is_file(path) &&
                           (is_coco_file(path) || (all && other_format(path).empty()));
-      (usable ? files : others).push_back(path);
+      const std::string text = read_head(path, 1 << 20);
+      const bool damaged = text.empty() || !other_format(path).empty() ||
+                           (has_extension(path, {".json"}) && text.find("\"annotation") != std::string::npos);
+      if (usable || damaged) (usable ? files : others).push_back(path);
     }
   };
   add(root / "annotations");
@@ -112,7 +125,9 @@ SplitReaders coco_splits(const fs::path& root) {
                        [&](const auto& file) { return !is_other_task(file); });
   // The name of the split is in the file name or in the folder name (train/_annotations.coco.json).
   const auto split_in = [&](const fs::path& file) {
-    return split_name(fs::path(file).replace_extension().lexically_relative(root).string());
+    const std::string stem = file.stem().string(), own = split_name(stem);
+    return own != stem ? own
+                       : split_name(fs::path(file).replace_extension().lexically_relative(root).string());
   };
   std::map<std::string, std::vector<std::string>> named;
   for (const auto& file : boxes.empty() ? files : boxes) named[split_in(file)].push_back(file.string());
@@ -126,7 +141,7 @@ SplitReaders coco_splits(const fs::path& root) {
     splits[split] = [root, split = split, found = found] {
       check(found.size() == 1, "--data ", root.string(), " has several files for '", split,
             "': ", listed(found), "; give --data TRAIN.json,VAL.json");
-      return read_coco_source(found[0]);
+      return read_coco_source(found[0], "", root);
     };
   return splits;
 }

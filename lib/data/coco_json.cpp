@@ -113,14 +113,9 @@ struct JsonRecord {
     return n->integer;
   }
 
-  // An integer, or for a text such as "a5" or "007" a negative number that depends on the text alone, so that
-  // annotations and detections find their image.
   int64_t id(const char* key, std::optional<int64_t> fallback = {}) const {
     const JsonField* field = find(key);
-    if (!field || field->kind != JsonField::text) return integer(key, fallback);
-    const auto n = number_of(field);
-    if (n && n->whole && concat(n->integer) == field->string) return n->integer;
-    return static_cast<int64_t>(fnv1a(field->string) | uint64_t{1} << 63);
+    return field && field->kind == JsonField::text ? id_of_text(field->string) : integer(key, fallback);
   }
 
   int pixels(const char* key) const {
@@ -282,6 +277,12 @@ void read_json_tables(std::string text, const std::string& path, std::vector<Jso
 
 }  // namespace
 
+int64_t id_of_text(const std::string& text) {
+  const auto n = parse_json_number(text);
+  if (n && n->whole && concat(n->integer) == text) return n->integer;
+  return static_cast<int64_t>(fnv1a(text) | uint64_t{1} << 63);
+}
+
 CocoDataset parse_coco(std::string text, const std::string& path) {
   CocoDataset data;
   const auto skipping = [&data](const char* kind, const auto& read) {
@@ -377,18 +378,6 @@ void write_json(const std::string& path, const std::function<void(JsonWriter&)>&
   file.commit();
 }
 
-std::string as_utf8(const std::string& text) {
-  std::string out;
-  for (size_t at = 0, bytes; at < text.size(); at += std::max<size_t>(1, bytes)) {
-    bytes = utf8_bytes(text, at);
-    if (bytes > 0)
-      out.append(text, at, bytes);
-    else
-      out += "\xEF\xBF\xBD";
-  }
-  return out;
-}
-
 void write_field(JsonWriter& writer, const char* key, int64_t value) {
   writer.Key(key);
   writer.Int64(value);
@@ -403,7 +392,7 @@ void write_field(JsonWriter& writer, const char* key, double value) {
 
 void write_field(JsonWriter& writer, const char* key, const std::string& value) {
   writer.Key(key);
-  const std::string text = as_utf8(value);
+  const std::string text = printable(value, /*keep_newlines=*/true);  // JSON is UTF-8
   writer.String(text.data(), static_cast<rapidjson::SizeType>(text.size()));
 }
 

@@ -63,6 +63,9 @@ struct Detection {
   double score = 0;
 };
 
+// Returns the id that a text stands for: its integer, or for "a5" and "007" a hash, which is negative.
+int64_t id_of_text(const std::string& text);
+
 using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
 
 // Reads a COCO annotation file. Skips entries in which a value is missing or has the wrong type
@@ -81,10 +84,6 @@ using JsonWriter = rapidjson::Writer<rapidjson::FileWriteStream>;
 // Writes a JSON file with the content that `write(writer)` produces. The file is replaced atomically. Throws
 // if the file cannot be written.
 void write_json(const std::string& path, const std::function<void(JsonWriter&)>& write);
-
-// Replaces each byte that is not valid UTF-8 by U+FFFD. JSON must be UTF-8, but file names may contain other
-// bytes.
-std::string as_utf8(const std::string& text);
 
 // Writes "key": value. A double is written with enough digits to read back the same value. Throws if a double
 // is not finite.

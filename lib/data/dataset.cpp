@@ -61,12 +61,10 @@ static ImageCheck check_file(const std::string& file) {
     DeepRange deep;
     const cv::Size size = image_size(file, &deep);
     return {size.width, size.height, "", deep};
-  } catch (const ImageError& e) {
-    std::string error = e.what();
-    std::replace(error.begin(), error.end(), '\n', ' ');
-    return {0, 0, error};
   } catch (const std::exception& e) {
-    return {0, 0, concat(file, ": ", e.what())};
+    std::string error = dynamic_cast<const ImageError*>(&e) ? e.what() : concat(file, ": ", e.what());
+    std::ranges::replace(error, '\n', ' ');
+    return {0, 0, error};
   }
 }
 

@@ -177,18 +177,13 @@ std::vector<std::string> short_names(const std::vector<int64_t>& indices, const 
   return names;
 }
 
-// Sorts boxes by area, so that small boxes are drawn over large ones.
-static void smallest_first(std::vector<LabelledBox>& boxes) {
-  const auto area = [](const LabelledBox& b) { return (b.box.x2 - b.box.x1) * (b.box.y2 - b.box.y1); };
-  std::ranges::stable_sort(boxes, {}, area);
-}
-
 std::vector<std::vector<LabelledBox>> labelled_boxes(const Targets& targets,
                                                      const std::vector<std::string>& classes) {
   std::vector<std::vector<LabelledBox>> all(targets.counts.size());
   const Tensor boxes = targets.boxes.cpu(), cls = targets.classes.cpu();
   const Tensor ignored =
       targets.ignored.defined() ? targets.ignored.cpu() : torch::zeros({int64_t(all.size()), 0, 4});
+  const auto area = [](const LabelledBox& b) { return (b.box.x2 - b.box.x1) * (b.box.y2 - b.box.y1); };
   const auto corners = [](const Tensor& row, int c) {
     const float* b = row.data_ptr<float>();
     return Box{b[0] - b[2] / 2, b[1] - b[3] / 2, b[0] + b[2] / 2, b[1] + b[3] / 2, c};
@@ -200,22 +195,7 @@ std::vector<std::vector<LabelledBox>> labelled_boxes(const Targets& targets,
     }
     for (int64_t k = 0; k < ignored.size(1); ++k)  // the padding has no area
       if (const Box b = corners(ignored[i][k], kIgnoredRegion); has_area(b)) all[i].push_back({b, ""});
-    smallest_first(all[i]);
-  }
-  return all;
-}
-
-std::vector<std::vector<LabelledBox>> labelled_boxes(const std::vector<int64_t>& indices,
-                                                     const std::vector<Scale>& scales, const Dataset& data) {
-  std::vector<std::vector<LabelledBox>> all(indices.size());
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (indices[i] < 0) continue;
-    const Scale s = scales[i];
-    for (const Box& b : data.records[indices[i]].boxes)
-      all[i].push_back({{b.x1 * s.x, b.y1 * s.y, b.x2 * s.x, b.y2 * s.y, b.cls}, data.classes[b.cls]});
-    for (const Box& b : data.records[indices[i]].ignored)
-      all[i].push_back({{b.x1 * s.x, b.y1 * s.y, b.x2 * s.x, b.y2 * s.y, kIgnoredRegion}, ""});
-    smallest_first(all[i]);
+    std::ranges::stable_sort(all[i], {}, area);  // small boxes are drawn over large ones
   }
   return all;
 }

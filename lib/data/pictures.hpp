@@ -45,11 +45,6 @@ std::vector<std::string> short_names(const std::vector<int64_t>& indices, const 
 std::vector<std::vector<LabelledBox>> labelled_boxes(const Targets& targets,
                                                      const std::vector<std::string>& classes);
 
-// Returns the same for images of a data set that are in a batch with these scales. An index of -1 is an
-// unreadable image.
-std::vector<std::vector<LabelledBox>> labelled_boxes(const std::vector<int64_t>& indices,
-                                                     const std::vector<Scale>& scales, const Dataset& data);
-
 // Returns the detections of each image with a score of at least kPictureScore, labelled with class name and
 // score. found: per image [D, 7] with x1, y1, x2, y2, objectness, class score, class.
 std::vector<std::vector<LabelledBox>> labelled_boxes(const std::vector<Tensor>& found,

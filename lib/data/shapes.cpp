@@ -8,7 +8,6 @@
 #include <opencv2/imgproc.hpp>
 
 #include "base/random.hpp"
-#include "base/text.hpp"
 
 namespace yolox {
 
@@ -49,18 +48,13 @@ std::vector<cv::Point> outline(Rng& rng, const ShapeClass& shape, cv::Point2d ce
 
 }  // namespace
 
-const std::vector<std::string>& shapes_classes() {
-  static const auto names = [] {
-    std::vector<std::string> out;
-    for (const auto& shape : kClasses) out.push_back(shape.name);
-    return out;
-  }();
+std::vector<std::string> shapes_classes() {
+  std::vector<std::string> names;
+  for (const auto& shape : kClasses) names.emplace_back(shape.name);
   return names;
 }
 
 ShapesScene draw_shapes(uint64_t seed, int split, int64_t index) {
-  check(split == 0 || split == 1, "shapes: split ", split, " does not exist; use 0 (train) or 1 (val)");
-  check(index >= 0, "shapes: index ", index, " is negative; use 0 or more");
   Rng rng(seed, split, index);
   const cv::Size size(int(rng.randint(192, 320)), int(rng.randint(192, 320)));
   ShapesScene scene{{}, cv::Mat_<uint8_t>(size, uint8_t{0}), {}};

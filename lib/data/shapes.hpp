@@ -19,11 +19,11 @@ struct ShapesScene {
 };
 
 // Returns the class names.
-const std::vector<std::string>& shapes_classes();
+std::vector<std::string> shapes_classes();
 
 // Draws scene `index` (from 0, without limit) of split 0 (train) or 1 (val), which depends on the arguments
 // only. Width and height are each 192 to 320 pixels. Objects of which less than 30 % is visible have no box.
-// Throws if an argument is out of range. Thread-safe.
+// Thread-safe.
 ShapesScene draw_shapes(uint64_t seed, int split, int64_t index);
 
 }  // namespace yolox

@@ -349,9 +349,7 @@ static const std::vector<std::pair<std::string, std::string>> kSplitWords = {
     {"trainval", "trainval"}, {"train", "train"}, {"val", "val"},        {"test", "test"},
     {"training", "train"},    {"valid", "val"},   {"validation", "val"}, {"testing", "test"}};
 
-// Returns the split that the name of a folder or file in a path is, but for digits and signs: "val2017/a" ->
-// "val". "" if there is none.
-static std::string split_of(const fs::path& path) {
+std::string split_of(const fs::path& path) {
   for (const fs::path& part : path) {
     std::string letters = lower(part.string());
     std::erase_if(letters, [](char c) { return !std::isalpha(static_cast<unsigned char>(c)); });
@@ -446,8 +444,7 @@ static int rank_of(const fs::path& place, const std::string& split) {
   return std::ranges::any_of(names, suits) ? 1 : 4;
 }
 
-// Returns true for two different splits.
-static bool other_split(const std::string& a, const std::string& b) {
+bool other_split(const std::string& a, const std::string& b) {
   return a != b && !a.empty() && !b.empty() && a != "trainval" && b != "trainval";
 }
 
@@ -557,10 +554,7 @@ std::optional<double> parse_number(std::string_view text) {
 }
 
 std::string quote(std::string_view text) {
-  std::string shown(text.substr(0, 60));
-  for (char& c : shown)
-    if (std::iscntrl(static_cast<unsigned char>(c))) c = '?';
-  return "\"" + shown + (text.size() > 60 ? "...\"" : "\"");
+  return concat("\"", printable(std::string(text.substr(0, 60))), text.size() > 60 ? "...\"" : "\"");
 }
 
 std::string read_head(const fs::path& file, size_t bytes) {

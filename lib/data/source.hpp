@@ -113,10 +113,14 @@ inline bool has_extension(const fs::path& path, const std::set<std::string>& wan
   return wanted.count(lower(path.extension().string())) > 0;
 }
 
-inline const std::set<std::string> kImages = {".jpg",  ".jpeg", ".jpe",  ".jfif", ".png", ".bmp",
-                                              ".webp", ".tif",  ".tiff", ".pgm",  ".ppm"};
+inline const std::set<std::string> kImages = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp",
+                                              ".tif", ".tiff", ".pgm", ".ppm",  ".pbm", ".pnm", ".dib"};
 // Formats that not every OpenCV reads. A labelled file of these is used, or skipped, counted and listed.
 inline const std::set<std::string> kOtherImages = {".gif", ".avif", ".heic", ".heif", ".jp2"};
+
+inline bool is_picture(const fs::path& path) {
+  return has_extension(path, kImages) || has_extension(path, kOtherImages);
+}
 
 // Returns the files with these extensions (empty: all) in a folder and its subfolders, sorted. Skips names
 // that begin with a dot. Follows symbolic links, but enters each folder only once. Folders of the system
@@ -158,7 +162,7 @@ void for_each_line(std::string_view text, Function f) {
 // Parses a finite number, independently of the locale. Returns nothing if `text` is anything else.
 std::optional<double> parse_number(std::string_view text);
 
-// Quotes a text for a message: at most 60 bytes, with '?' in place of control characters.
+// Quotes a text for a message: at most 60 bytes of it, printable().
 std::string quote(std::string_view text);
 
 // Returns the first bytes of a file, "" if it cannot be read.
@@ -174,6 +178,12 @@ std::string other_format(const fs::path& file);
 // itself if it contains no split. Whole words are tried before parts of words, because "latest" contains
 // "test".
 std::string split_name(const std::string& name);
+
+// Returns the split that the name of a folder or file in a path is, but for digits and signs: "val2017/a" ->
+// "val". "" if there is none.
+std::string split_of(const fs::path& path);
+// Returns true for two different splits.
+bool other_split(const std::string& a, const std::string& b);
 
 // Names of folders, keys and lists that hold a split.
 inline const std::vector<std::string> kSplits = {"train", "trainval", "val", "valid", "validation", "test"};
@@ -205,10 +215,10 @@ void add_shared_label(Source& source, const std::string& label_file, const std::
 
 // ---- COCO: a JSON file for each split
 
-// Reads the annotations and finds the images of a split in the folder `images`, or if that is empty in the
-// folder of the data set, see find_images(). Throws if the file lists no images or no categories, or if no
-// image is found.
-Source read_coco_source(const std::string& json, const std::string& images = "");
+// Reads the annotations and finds the images of a split in the folder `images`, or if that is empty near the
+// file, else in the folder `data`, see find_images(). Throws if the file lists no images or no categories, or
+// if no image is found.
+Source read_coco_source(const std::string& json, const std::string& images = "", const fs::path& data = {});
 
 // Finds the COCO JSON files of a data set, those with images, annotations and categories: in the folder
 // `annotations`, else in `root` itself, else in its subfolders. Returns one reader per split.
@@ -225,13 +235,13 @@ const std::vector<std::string>& coco_classes();
 // not use them. Errors are in Labels::problems.
 Labels read_voc_xml(const std::string& path);
 
-// Finds the splits of a folder with Annotations, JPEGImages (Kaggle: annotations, images) and lists in
-// ImageSets/Main, or of a folder with train, valid and test that contain XML files beside the images
-// (Roboflow), or the single split of a folder with XML files beside the images (labelImg). Returns an empty
-// map for any other folder.
+// Finds the splits of XML files in a folder (Annotations, annotations, labels, xmls, also in folders of
+// splits), or beside their images in the folder itself or in folders of splits (Roboflow, labelImg). Images
+// may be anywhere below. Splits are those of lists (ImageSets/Main, ImageSets, or beside the folders), else
+// of folders. Returns an empty map for any other folder.
 SplitReaders voc_splits(const fs::path& root);
 
-// Finds the only such folder in a folder, or in its folder VOCdevkit. Throws if there are several.
+// Finds the only such folder with a folder of XML files below a folder. Throws if there are several.
 SplitReaders nested_voc_splits(const fs::path& root);
 
 // ---- YOLO: a data.yaml or obj.data, and a text file for each image

@@ -103,9 +103,7 @@ Dataset packed_dataset(const std::shared_ptr<PackedFile>& file, const std::strin
   return data;
 }
 
-std::shared_ptr<PackedFile> open_packed(const std::string& path, const std::string& split) {
-  check(split.empty() || split == "val", "--split ", split,
-        ": of a packed data set, only val can be evaluated; leave --split out");
+std::shared_ptr<PackedFile> open_packed(const std::string& path) {
   const auto file = std::make_shared<PackedFile>(path);
   const std::string_view head = file->get("yolox");
   check(head.starts_with("1 encoded "), path,

@@ -63,9 +63,8 @@ inline bool is_packed(const std::string& path) {
 // Returns a split of a packed data set. The data set keeps the file open.
 Dataset packed_dataset(const std::shared_ptr<PackedFile>& file, const std::string& split);
 
-// Opens a packed data set. split: the value of --split. Throws if `path` is not a complete packed data set,
-// or if `split` is neither empty nor val.
-std::shared_ptr<PackedFile> open_packed(const std::string& path, const std::string& split);
+// Opens a packed data set. Throws if `path` is not a complete one.
+std::shared_ptr<PackedFile> open_packed(const std::string& path);
 
 // ---- image cache
 

@@ -47,8 +47,9 @@ Labels read_voc_xml(const std::string& path) {
   labels.width = pixels("width");
   labels.height = pixels("height");
   labels.image = trimmed(root.child_value("filename"));
-  labels.image = labels.image.substr(labels.image.find_last_of("/\\") + 1);  // npos + 1 is 0
-  for (const pugi::xml_node& object : root.children("object")) {
+  labels.image = labels.image.substr(labels.image.find_last_of("/\\") + 1);             // npos + 1 is 0
+  const pugi::xml_node objects = root.child("objects") ? root.child("objects") : root;  // FAIR1M
+  for (const pugi::xml_node& object : objects.children("object")) {
     go_to(object.offset_debug());
     const std::string name = normal_name(std::string(trimmed(object.child_value("name"))));
     const pugi::xml_node box = object.child("bndbox");
@@ -73,24 +74,47 @@ Labels read_voc_xml(const std::string& path) {
 
 namespace {
 
+using Part = std::map<std::string, std::string>;  // XML file by VocPlace::name
+
 // Files of a VOC data set.
 struct Voc {
-  std::string root, images;                                          // folders
-  std::map<std::string, std::map<std::string, std::string>> splits;  // split -> image name -> XML file
+  std::string root;                                        // folder
+  std::vector<std::string> skipped;                        // see Source
+  std::map<std::string, std::vector<std::string>> images;  // by VocPlace::name
+  Part all;                                                // all XML files
+  std::map<std::string, Part> splits;
+  bool has_lists = false;                // the splits are those of lists
   std::map<std::string, Labels> labels;  // contents of the XML files of all splits, read with the first split
   std::map<std::string, int64_t> classes;  // classes of all splits, so that ids do not depend on the split
 };
 
+// VOC2007/Annotations/train/a.xml has the folder VOC2007 and the name VOC2007/train/a, and its image
+// VOC2007/JPEGImages/train/a.jpg has the same name.
+struct VocPlace {
+  fs::path folder;     // in front of the folder of labels or images, without folders of splits
+  std::string name;    // without folders of labels and images, and without extension
+  bool below = false;  // the file is in a folder of labels or images
+};
+
 }  // namespace
 
-// Returns files under `folder` by their path relative to `folder`, without the extension.
-static std::map<std::string, std::vector<std::string>> files_by_stem(const fs::path& folder,
-                                                                     const std::vector<std::string>& files) {
-  const size_t start = folder.string().size() + 1;
-  std::map<std::string, std::vector<std::string>> stems;
-  for (const std::string& file : files) stems[file.substr(start, file.rfind('.') - start)].push_back(file);
-  return stems;
+static VocPlace voc_place(const fs::path& file, const fs::path& root) {
+  static const std::set<std::string> kFolders = {"annotations", "annotation", "labels", "xml",
+                                                 "xmls",        "jpegimages", "images"};
+  VocPlace place;
+  fs::path name;
+  for (const fs::path& part : file.lexically_relative(root).parent_path()) {
+    const bool is_kind = kFolders.count(lower(part.string())) > 0;
+    place.below = place.below || is_kind;
+    if (!is_kind) name /= part;
+    if (!place.below && split_of(part).empty()) place.folder /= part;
+  }
+  place.name = (name / file.stem()).string();
+  return place;
 }
+
+static std::string lower_stem(const fs::path& file) { return lower(file.stem().string()); }
+static std::string split_of_name(const std::string& name) { return split_of(fs::path(name).parent_path()); }
 
 // Reads one split. The first call reads the label files of all splits. Throws if no file of the split is
 // usable.
@@ -109,105 +133,134 @@ static Source read_voc_split(Voc& voc, const std::string& split) {
   }
   Source source;
   source.name = concat(voc.root, " (", split, ")");
+  source.skipped = voc.skipped;
   for (const auto& [name, id] : voc.classes) source.coco.categories.push_back({id, name});
-  const auto images = files_by_stem(voc.images, labelled_images(voc.images, source.skipped));
-  for (const auto& [name, xml] : voc.splits.at(split)) {
+  const Part& part = voc.splits.at(split);
+  // By the last part of the name: XML files, and images that no XML file has the name of.
+  std::map<std::string, int> xmls;
+  std::map<std::string, std::vector<std::string>> others;
+  for (const auto& [name, xml] : part) ++xmls[lower_stem(xml)];
+  for (const auto& [name, files] : voc.images)
+    for (const std::string& file : files)
+      if (!voc.all.count(name) && !other_split(split_of_name(name), split))
+        others[lower_stem(file)].push_back(file);
+  // Masks may have the names of images, so that the last part alone counts only where no whole name does.
+  const bool whole = std::ranges::any_of(part, [&](const auto& e) { return voc.images.count(e.first) > 0; });
+  const fs::path images =
+      voc.images.empty() ? fs::path(voc.root) : fs::path(voc.images.begin()->second[0]).parent_path();
+  std::set<fs::path> used, folders;
+  for (const auto& [name, xml] : part) {
     Labels& labels = voc.labels[xml];
     for (size_t i = 0; i < labels.boxes.size(); ++i)
       labels.boxes[i].category_id = voc.classes[labels.names[i]];
     // Prefer the image named as the XML file, because <filename> is often wrong after a renaming.
-    std::vector<std::string> files{voc.images + "/" + (labels.image.empty() ? name + ".jpg" : labels.image)};
-    if (images.count(name)) files = images.at(name);
-    const std::string owner = fs::path(labels.image).stem().string();
-    if (!images.count(name) && owner != name && voc.splits.at(split).count(owner)) {
+    const std::string own = lower_stem(xml), named = lower_stem(labels.image);
+    std::vector<std::string> files;
+    if (voc.images.count(name)) files = voc.images.at(name);
+    for (const std::string& stem : {own, named})
+      if (files.empty() && xmls[stem] <= 1 && (stem != own || !whole)) files = others[stem];
+    if (files.empty() && named != own && xmls[named] > 0) {
       source.coco.problems.push_back(
           {"label file without image", concat(xml, ": its image ", labels.image, " has another label file")});
       continue;
     }
-    const auto named =
+    if (files.empty())  // where it is expected
+      files = {(images / (labels.image.empty() ? name + ".jpg" : labels.image)).string()};
+    used.insert(files.begin(), files.end());
+    folders.insert(fs::path(files[0]).parent_path());
+    const auto match =
         std::ranges::find_if(files, [&](const fs::path& f) { return f.filename() == labels.image; });
-    if (files.size() > 1 && named == files.end())
+    if (files.size() > 1 && match == files.end())
       add_shared_label(source, xml, files);
     else
-      add_image(source, named == files.end() ? files[0] : *named, xml, labels);
+      add_image(source, match == files.end() ? files[0] : *match, xml, labels);
   }
   std::vector<std::string> unlabelled;
-  for (const auto& [name, files] : images)
-    if (split == "all" && !voc.splits.at(split).count(name)) unlabelled.push_back(name);
+  for (const auto& [name, files] : voc.images)
+    if (!voc.has_lists && !used.count(files[0]) && folders.count(fs::path(files[0]).parent_path()))
+      unlabelled.push_back(name);
   if (!unlabelled.empty())
     source.notes.push_back(concat("note: ", source.name, ": ", unlabelled.size(),
                                   " images have no XML file and are not used: ", listed(unlabelled, 20)));
   if (source.files.empty())
-    fail(source.name, ": none of its ", voc.splits.at(split).size(),
+    fail(source.name, ": none of its ", part.size(),
          " annotation files can be used; correct them: ", source.coco.problems[0].second);
   return source;
 }
 
-SplitReaders voc_splits(const fs::path& root) {
-  const auto voc = std::make_shared<Voc>();
-  voc->root = root.string();
-  using Part = std::map<std::string, std::string>;  // image name -> XML file
-  SplitReaders splits;
-  const fs::path lists = root / "ImageSets" / "Main";
-  listing(lists);  // throws if it cannot be read
-  for (const fs::path& xmls : {root / "Annotations", root / "annotations"})
-    for (const fs::path& images : {root / "JPEGImages", root / "images"}) {
-      if (!voc->splits.empty() || !is_folder(xmls) || !is_folder(images)) continue;
-      voc->images = images.string();
-      Part all;
-      std::vector<std::string> ignored;
-      for (const auto& [name, files] : files_by_stem(xmls, files_under(xmls, {".xml"}, ignored)))
-        all[name] = files[0];
-      for (const auto& split : kSplits) {
-        const fs::path list = lists / (split + ".txt");
-        Part part;
-        if (is_file(list))
-          for_each_line(read_text(list.string()), [&](std::string_view line, int) {
-            std::string name(line);  // "NAME" or "NAME 1"; NAME may contain spaces
-            if (!all.count(name)) name = name.substr(0, name.find_first_of(" \t"));
-            if (!all.count(name) && has_extension(name, kImages)) name.erase(name.rfind('.'));
-            part[name] = all.count(name) ? all.at(name) : (xmls / (name + ".xml")).string();
-          });
-        if (!part.empty())
-          voc->splits.insert({split_name(split), part});
-        else if (split != "test" && (is_file(list) || fs::is_symlink(list)))
-          splits[split_name(split)] = [list]() -> Source {
-            fail(list.string(), " names no images; correct it, or delete it if there is no such split");
-          };
-      }
-      if (voc->splits.empty() && !all.empty()) voc->splits["all"] = all;
-    }
-  // XML files beside the images: in the folders of splits, or in one folder.
-  std::vector<std::string> folders = kSplits;
-  if (voc->splits.empty()) voc->images = voc->root;
-  folders.emplace_back();
-  for (const std::string& split : folders) {
-    if (voc->images != voc->root || (split.empty() && !voc->splits.empty())) continue;
+// Reads the lists of the splits in a folder. needed: the lists belong to this data set alone, and one without
+// names is an error when its split is used; the returned readers say so.
+static SplitReaders read_voc_lists(Voc& voc, const fs::path& folder, bool needed) {
+  SplitReaders errors;
+  const fs::path xmls = fs::path(voc.all.begin()->second).parent_path();
+  const auto name_of = [&](const std::string& text) {
+    return has_extension(text, kImages) || has_extension(text, {".xml"}) ? voc_place(text, "").name : text;
+  };
+  for (const fs::path& list : listing(folder)) {
+    const std::string split = lower_stem(list);
     Part part;
-    std::set<std::string> images;
-    for (const fs::path& path : listing(root / split)) {
-      const std::string name = (fs::path(split) / path.stem()).string();
-      if (has_extension(path, kImages)) images.insert(name);
-      if (has_extension(path, {".xml"})) part[name] = path.string();
-    }
-    const bool beside = std::ranges::any_of(part, [&](const auto& e) { return images.count(e.first) > 0; });
-    if (!part.empty() && (beside || !split.empty()))
-      voc->splits.insert({split.empty() ? "all" : split_name(split), part});
+    size_t known = 0;
+    if (!has_extension(list, {".txt"}) || !std::ranges::count(kSplits, split)) continue;
+    if (is_file(list))
+      for_each_line(read_text(list.string()), [&](const std::string_view& line, int) {
+        std::string name = name_of(std::string(line));  // or "NAME 1", "IMAGE XML"; NAME may have spaces
+        if (!voc.all.count(name)) name = name_of(std::string(line.substr(0, line.find_first_of(" \t"))));
+        known += voc.all.count(name);
+        part[name] = voc.all.count(name) ? voc.all.at(name) : (xmls / (name + ".xml")).string();
+      });
+    if (!part.empty() && (needed || 2 * known >= part.size()))
+      voc.splits.insert({split_name(split), part});
+    else if (needed && split != "test")
+      errors[split_name(split)] = [list]() -> Source {
+        fail(list.string(), " names no images; correct it, or delete it if there is no such split");
+      };
   }
-  if (voc->splits.empty() || voc->splits.count("all")) splits.clear();
+  voc.has_lists = !voc.splits.empty();
+  return errors;
+}
+
+// nested: a data set in a folder below.
+static SplitReaders find_voc(const fs::path& root, bool nested) {
+  const auto voc = std::make_shared<Voc>();
+  const std::vector<std::string> files = files_under(root, {}, voc->skipped);
+  std::set<std::string> pictures;
+  for (const std::string& file : files)
+    if (is_picture(file)) pictures.insert(lower_stem(file));
+  std::set<std::string> folders;  // of data sets
+  for (const std::string& file : files) {
+    if (!has_extension(file, {".xml"})) continue;
+    const VocPlace place = voc_place(file, root);
+    const fs::path folder = place.folder.empty() ? root : root / place.folder;
+    if (place.folder.empty() != nested && (place.below || !nested) &&
+        (pictures.count(lower_stem(file)) || is_folder(folder / "JPEGImages")))
+      folders.insert(folder.string());
+  }
+  check(folders.size() <= 1, "--data ", root.string(),
+        " has several Pascal VOC data sets; give one: ", listed({folders.begin(), folders.end()}));
+  if (folders.empty()) return {};
+  voc->root = *folders.begin();
+  for (const std::string& file : files) {
+    const VocPlace place = voc_place(file, voc->root);
+    if (!file.starts_with(voc->root + "/")) continue;
+    if (has_extension(file, {".xml"}) && place.folder.empty()) voc->all[place.name] = file;
+    if (is_picture(file)) voc->images[place.name].push_back(file);
+  }
+  SplitReaders splits;
+  const fs::path base = voc->root, lists = base / "ImageSets";
+  for (const fs::path& place : {lists / "Main", lists, base / "annotations", base})
+    if (voc->splits.empty()) splits = read_voc_lists(*voc, place, place.string().starts_with(lists.string()));
+  if (!voc->has_lists) splits.clear();
+  for (const auto& [name, xml] : voc->all) {
+    const std::string split = split_of_name(name);
+    if (!voc->has_lists) voc->splits[split.empty() ? "all" : split][name] = xml;
+  }
+  if (voc->splits.size() > 1) voc->splits.erase("all");
   for (const auto& entry : voc->splits)
     splits[entry.first] = [voc, split = entry.first] { return read_voc_split(*voc, split); };
   return splits;
 }
 
-SplitReaders nested_voc_splits(const fs::path& root) {
-  std::vector<std::string> nested;
-  for (const fs::path& parent : {root, root / "VOCdevkit"})
-    for (const auto& folder : listing(parent, /*folders_only=*/true))
-      if (!voc_splits(folder).empty()) nested.push_back(folder.string());
-  check(nested.size() <= 1, "--data ", root.string(),
-        " has several Pascal VOC data sets; give one: ", listed(nested));
-  return nested.empty() ? SplitReaders() : voc_splits(nested[0]);
-}
+SplitReaders voc_splits(const fs::path& root) { return find_voc(root, /*nested=*/false); }
+SplitReaders nested_voc_splits(const fs::path& root) { return find_voc(root, /*nested=*/true); }
 
 }  // namespace yolox

@@ -36,6 +36,12 @@ static std::vector<std::string> read_names(const std::string& file) {
   return names;
 }
 
+// Returns the path of a file of names: as it is given, or one of this name in the folder.
+static std::string names_file(const fs::path& folder, const std::string& value) {
+  const fs::path given = folder / to_forward_slashes(value);
+  return (is_file(given) ? given : folder / given.filename()).string();
+}
+
 static YoloYaml read_obj_data(const std::string& file) {
   YoloYaml data;
   data.file = file;
@@ -47,11 +53,8 @@ static YoloYaml read_obj_data(const std::string& file) {
     const std::string key = lower(std::string(trimmed(line.substr(0, equals)))),
                       value = to_forward_slashes(std::string(trimmed(line.substr(equals + 1))));
     if (value.empty()) return;
-    if (key == "train" || key == "valid" || key == "val" || key == "test")
-      data.splits[split_name(key)].push_back(value);
-    if (key != "names") return;
-    const fs::path names = is_file(data.root / value) ? fs::path(value) : fs::path(value).filename();
-    data.names = read_names((data.root / names).string());
+    if (std::ranges::count(kSplits, key)) data.splits[split_name(key)].push_back(value);
+    if (key == "names") data.names = read_names(names_file(data.root, value));
   });
   check(!data.names.empty(), file, ": no names; add names = obj.names, a file with a class in each line");
   check(!data.splits.empty(), file, ": no train and no valid; add train = train.txt, a list of images");
@@ -76,13 +79,13 @@ static YoloYaml read_data_yaml(const std::string& file) {
             "; delete one of them");
     const bool named = names && !names.IsNull(), counted = nc && !nc.IsNull();
     check(named || counted, file, ": no class names; add names: [first, second, ...]");
-    const bool in_file = named && names.IsScalar() && is_file(data.folder / names.Scalar());
-    check(!named || !names.IsScalar() || in_file, line(names), "names must be a list, id: name, or a file");
-    if (in_file) data.names = read_names((data.folder / names.Scalar()).string());
+    const std::string list = named && names.IsScalar() ? names_file(data.folder, names.Scalar()) : "";
+    check(list.empty() || is_file(list), line(names), "names must be a list, id: name, or a file");
+    if (!list.empty()) data.names = read_names(list);
     for (size_t i = 0; named && i < names.size(); ++i) {
       const YAML::Node name = names.IsMap() ? names[std::to_string(i)] : names[i];
       check(name && name.IsScalar(), line(names), "names has no text for class ", i, " of ", names.size(),
-            "; number the classes 0, 1, ... without a gap");
+            "; give it one, such as unused, because the numbers of the labels count");
       data.names.push_back(name.Scalar());
     }
     if (counted) {
@@ -143,7 +146,7 @@ static std::vector<std::string> yolo_images(const YoloYaml& data, const std::str
     const fs::path entry = to_forward_slashes(given), place = place_of(data, entry);
     check(!place.empty(), data.file, ": ", split,
           ": neither a folder nor a .txt: ", (data.root / entry).lexically_normal().string(),
-          "; correct the key \"path\" or \"", split, "\"");
+          "; correct the key \"path\" or \"", split, "\", or delete the line");
     if (is_folder(place)) {
       for (const std::string& file : labelled_images(place, source.skipped)) images.push_back(file);
       continue;
@@ -166,6 +169,7 @@ static std::vector<std::string> yolo_images(const YoloYaml& data, const std::str
   check(!images.empty(), data.file, ": ", split, ": no images in ", listed(data.splits.at(split)),
         "; correct that entry");
   std::sort(images.begin(), images.end());
+  images.erase(std::unique(images.begin(), images.end()), images.end());
   return images;
 }
 
@@ -182,7 +186,10 @@ std::string yolo_label_file(const std::string& image) {
 static std::string label_file_of(const std::string& image, bool first_beside) {
   std::string first = yolo_label_file(image), second = fs::path(image).replace_extension(".txt").string();
   if (first_beside) first.swap(second);
-  return is_file(first) || !is_file(second) ? first : second;
+  for (const std::string& file : {first, second})
+    for (const char* extension : {".txt", ".TXT"})
+      if (const fs::path path = fs::path(file).replace_extension(extension); is_file(path)) return path;
+  return first;
 }
 
 // Returns true if a line can be a class, a box and keypoints of x, y and, if `values` is 3, a visibility of
@@ -229,8 +236,9 @@ Labels read_yolo_txt(const std::string& path, bool keypoints) {
     if (keypoints && v.size() > 5) v.resize(5);
     const bool box = v.size() == 5, outline = v.size() >= 7 && v.size() % 2 == 1;
     const bool whole = v[0] == std::floor(v[0]) && std::abs(v[0]) < 1e15;
-    // Such as truncated and occluded.
-    const bool flags = v.size() == 7 && v[5] * (v[5] - 1) == 0 && v[6] * (v[6] - 1) == 0;
+    // Such as truncated and occluded, or confidence and track.
+    const bool flags =
+        v.size() == 7 && v[6] == std::floor(v[6]) && (v[6] > 1 || (v[6] >= 0 && v[5] * (v[5] - 1) == 0));
     if (!numbers || !whole || flags || !(box || outline)) {
       labels.problems.push_back(
           {"label cannot be read",
@@ -277,7 +285,8 @@ static void find_orphans(Source& source) {
     if (at == std::string::npos) continue;
     images = images.replace(at, 8, "/images/").substr(1);
     std::set<fs::path> stems;
-    for (const fs::path& image : listing(images)) stems.insert(image.stem());
+    for (const fs::path& image : listing(images))
+      if (is_picture(image)) stems.insert(image.stem());
     for (const fs::path& file : listing(folder))
       if (!stems.empty() && has_extension(file, {".txt"}) && !stems.count(file.stem()) &&
           file.filename() != "classes.txt")
@@ -314,14 +323,13 @@ static Source read_yolo_split(const YoloYaml& data, const std::string& split) {
   if (!data.keypoints && 2 * with_visibility > long_lines) {
     read_labels(/*keypoints=*/true);
     note(long_lines, " labels are read as class, box and keypoints, and only the boxes are used");
-  } else if (!data.keypoints && without_visibility > 0 && without_visibility == long_lines) {
+  } else if (!data.keypoints && 10 * without_visibility > 9 * long_lines) {
     note("the labels with more than 5 columns are read as polygons; if they are boxes with keypoints, add ",
          "kpt_shape: [NUMBER OF KEYPOINTS, 2] to data.yaml");
   }
   std::map<std::string, std::vector<std::string>> images_of;  // by label file
   std::vector<std::string> unlabelled;
-  for (size_t i = 0; i < images.size(); ++i)
-    if (i == 0 || images[i] != images[i - 1]) images_of[label_files[i]].push_back(images[i]);
+  for (size_t i = 0; i < images.size(); ++i) images_of[label_files[i]].push_back(images[i]);
   for (size_t i = 0; i < images.size(); ++i) {
     const auto& sharing = images_of.at(label_files[i]);
     if (labels[i].missing) unlabelled.push_back(fs::path(images[i]).filename().string());
@@ -340,7 +348,9 @@ static Source read_yolo_split(const YoloYaml& data, const std::string& split) {
          " label files can be used; correct them: ", source.coco.problems[0].second);
   if (source.coco.annotations.empty() && source.coco.problems.empty())
     source.coco.problems.push_back(
-        {"no image has labels", concat("expected the first label file at ", source.label_files[0])});
+        {"no image has labels", unlabelled.empty()
+                                    ? "all label files are empty"
+                                    : concat("expected the first label file at ", source.label_files[0])});
   return source;
 }
 
@@ -402,11 +412,13 @@ SplitReaders yolo_folder_splits(const fs::path& folder) {
     return std::ranges::any_of(listing(data.root / place),
                                [](const auto& e) { return has_extension(e, kImages); });
   };
-  for (const auto& split : kSplits)
-    for (const auto& [place, labels] :
-         {std::pair("images/" + split, std::string("labels")), {split + "/images", split + "/labels"}})
-      if (is_folder(data.root / place) && is_folder(data.root / labels))
-        data.splits[split_name(split)].push_back(place);
+  for (const fs::path& place : listing(folder / "images", /*folders_only=*/true))
+    if (const std::string split = split_of(place.filename()); !split.empty() && is_folder(folder / "labels"))
+      data.splits[split].push_back(place.lexically_relative(folder));
+  for (const fs::path& place : listing(folder, /*folders_only=*/true))
+    if (const std::string split = split_of(place.filename());
+        !split.empty() && is_folder(place / "images") && is_folder(place / "labels"))
+      data.splits[split].push_back((place.filename() / "images").string());
   if (data.splits.empty() && is_folder(data.root / "images") && is_folder(data.root / "labels"))
     data.splits["all"] = {"images"};
   std::vector<std::string> places{"", "labels"};

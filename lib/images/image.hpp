@@ -79,7 +79,7 @@ inline Image decode_image(std::string_view bytes, const std::string& path) {
 struct DeepRange {
   int low = 1 << 16, high = -1;
   // Returns true for values of 14 bits or less, of which 8 bits show at most 64 levels.
-  bool is_narrow() const { return low <= high && high - low < 1 << 14; }
+  bool is_narrow() const { return low <= high && high > 0 && high - low < 1 << 14; }
 };
 // Returns the range of a PNG, TIFF or PNM file of 16 bits. Throws ImageError if the pixels are neither of 8
 // nor of 16 bits, which OpenCV decodes as black.

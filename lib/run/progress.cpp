@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
-#include <set>
 
 #include "base/device.hpp"
 #include "base/printable.hpp"
@@ -92,8 +91,8 @@ Progress::Progress(const std::string& run, Log& log, torch::Device device, int64
                    bool evaluates, bool profile)
     : log(log), run(run), device(device), rank(rank), first(first), dtr(dtr) {
   if (rank > 0) return;
-  metrics.emplace(run, first, evaluates);
   if (profile) this->profile = std::make_shared<Profile>(device);
+  if (!profile) metrics.emplace(run, first, evaluates);
 }
 
 void Progress::start_step(const Plan& plan, int64_t step, const Batch& batch, double seconds) {
@@ -216,21 +215,17 @@ void Progress::log_evaluation(int64_t steps, const Evaluation& e, const Plan& pl
   std::vector<ClassResult> classes = r.per_class;
   std::erase_if(classes, [](const ClassResult& c) { return c.ground_truths == 0; });
   std::ranges::stable_sort(classes, std::ranges::greater(), &ClassResult::AP);
-  std::vector<std::string> texts;
-  if (!std::isnan(e.loss)) texts.push_back("validation loss " + formatted("%.3f", e.loss));
-  if (best) texts.emplace_back("best so far");
+  std::string line;
+  const auto add = [&](const std::string& text) { line += concat(line.empty() ? "  " : "; ", text); };
+  if (!std::isnan(e.loss)) add("validation loss " + formatted("%.3f", e.loss));
+  if (best) add("best so far");
   if (classes.size() > 1) {
     const size_t each = std::min<size_t>(3, classes.size() / 2);
-    const auto names = [&](size_t from) {
-      std::vector<std::string> list;
-      for (size_t k = from; k < from + each; ++k)
-        list.push_back(printable(classes[k].name) + " " + formatted("%.2f", classes[k].AP));
-      return listed(list);
-    };
-    texts.push_back(concat("AP of classes: highest ", names(0), "; lowest ", names(classes.size() - each)));
+    std::vector<std::string> all;
+    for (const ClassResult& c : classes) all.push_back(printable(c.name) + formatted(" %.2f", c.AP));
+    add(concat("AP of classes: highest ", listed({all.begin(), all.begin() + each}), "; lowest ",
+               listed({all.end() - each, all.end()})));
   }
-  std::string line;
-  for (const auto& text : texts) line += concat(line.empty() ? "  " : "; ", text);
   log.line(line);
   if (!metrics) return;
   Metrics::Row row{{"epoch", double((steps - 1) / plan.per_epoch + 1)}, {"iteration", double(steps)}};
@@ -289,7 +284,8 @@ void Progress::log_end(const Training& t, const Plan& plan, int signal) {
                            "; resume with: ./train --resume ", shell_word(run)));
   const double best = std::max(t.best.score, t.score.value_or(-1));
   const std::string found = concat(", best ", score_of({}).name, " ", formatted("%.4f", best), " in ", run);
-  log.line(concat("done: ", run, "/last.pth", best < 0 ? "" : found + "/best.pth"));
+  log.line(concat("done: ", run, "/last.pth",
+                  best < 0 || !std::filesystem::exists(run + "/best.pth") ? "" : found + "/best.pth"));
 }
 
 void log_classes(Log& log, const Splits& splits) {
@@ -351,13 +347,6 @@ void log_plan(Log& log, const Config& config, const Splits& splits, YOLOX& model
   if (config.data == "shapes")
     log.line("note: these are scenes that the program draws; to train on your own images, give --data DIR");
   log_classes(log, splits);
-  std::set<std::string> names;
-  for (const std::string& name : data.classes)
-    if (config.aug == "default" && config.augment.flip_prob > 0) names.insert(lower(name));
-  for (const std::string& name : names)
-    if (const size_t at = name.find("left"); at != std::string::npos)
-      if (const std::string other = std::string(name).replace(at, 4, "right"); names.count(other))
-        log.line(concat("note: a flipped image shows ", other, " as ", name, "; --flip-prob 0 = no flips"));
   double parameters = 0;
   for (const Tensor& p : model->parameters()) parameters += double(p.numel());
   log.line(concat("model   ", config.model, " ", base.height, "x", base.width,
@@ -400,8 +389,6 @@ int dry_run(Config& config, const Splits& splits, YOLOX& model, ImageSize base, 
     if (splits.same && data == &splits.val) break;
     const auto lines = data->problems->lines();
     for (const std::string& line : lines) log.line(line);
-    for (const auto& [kind, count] : data->problems->summary())
-      log.line(concat("note: ", data->name, ": ", kind, ": ", count));
     problems = problems || !lines.empty();
   }
   log.line(problems ? "the data has problems, which training leaves out" : "the data has no problems");

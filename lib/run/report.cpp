@@ -18,36 +18,33 @@
 
 namespace yolox {
 
-// Returns the ids of the images with the most missed objects and false detections, worst first. An object has
-// at most one detection. The script sorts them again, at the score with the best F1.
-static std::vector<int64_t> worst_images(const Evaluation& e, size_t most) {
+// Returns the images with the most missed objects and false detections, worst first: -count, id. An object
+// has at most one detection. The script sorts them again, at the score with the best F1.
+static std::vector<std::pair<int64_t, int64_t>> worst_images(const Evaluation& e, size_t most) {
   constexpr double kScore = 0.3, kIou = 0.5;
-  std::map<int64_t, std::vector<const CocoAnnotation*>> objects;
-  std::map<int64_t, std::vector<const Detection*>> found;
-  for (const CocoAnnotation& a : e.truth.annotations) objects[a.image_id].push_back(&a);
-  for (const Detection& d : e.detections)
-    if (d.score >= kScore) found[d.image_id].push_back(&d);
-  std::vector<std::pair<int64_t, int64_t>> errors;  // -count, id
+  std::map<int64_t, std::vector<const CocoAnnotation*>> missed;  // by image, as the next
+  std::map<int64_t, int64_t> mistakes;
+  for (const CocoAnnotation& a : e.truth.annotations) missed[a.image_id].push_back(&a);
+  for (const Detection& d : e.detections) {  // those of an image have the best score first
+    if (d.score < kScore) continue;
+    auto& objects = missed[d.image_id];
+    const auto match = std::ranges::find_if(objects, [&](const CocoAnnotation* a) {
+      return a->category_id == d.category_id && coco_iou(d, *a) >= kIou;
+    });
+    if (match == objects.end())
+      ++mistakes[d.image_id];
+    else if (!(*match)->crowd)
+      objects.erase(match);
+  }
+  std::vector<std::pair<int64_t, int64_t>> errors;
   for (const CocoImage& image : e.truth.images) {
-    auto& missed = objects[image.id];
-    int64_t count = 0;
-    std::ranges::stable_sort(found[image.id], std::ranges::greater(), &Detection::score);
-    for (const Detection* d : found[image.id]) {
-      const auto match = std::ranges::find_if(missed, [&](const CocoAnnotation* a) {
-        return a->category_id == d->category_id && coco_iou(*d, *a) >= kIou;
-      });
-      if (match == missed.end())
-        ++count;
-      else if (!(*match)->crowd)
-        missed.erase(match);
-    }
-    count += std::ranges::count(missed, false, &CocoAnnotation::crowd);
+    const int64_t count =
+        mistakes[image.id] + std::ranges::count(missed[image.id], false, &CocoAnnotation::crowd);
     if (count > 0) errors.emplace_back(-count, image.id);
   }
   std::ranges::sort(errors);
-  std::vector<int64_t> ids;
-  for (size_t i = 0; i < std::min(most, errors.size()); ++i) ids.push_back(errors[i].second);
-  return ids;
+  errors.resize(std::min(most, errors.size()));
+  return errors;
 }
 
 void write_evaluation(const std::string& folder, const std::string& heading, const Evaluation& e,
@@ -71,7 +68,7 @@ void write_evaluation(const std::string& folder, const std::string& heading, con
   constexpr double kSide = 480;
   const std::string pictures = folder + "/val_worst";
   fs::remove_all(pictures);  // those of an earlier evaluation
-  for (const int64_t id : worst_images(e, kMost)) {
+  for (const auto& [_, id] : worst_images(e, kMost)) {
     const size_t i = record_of.at(id);
     if (is_file(i)) continue;
     const cv::Size size = data.size(i);
