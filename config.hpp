@@ -109,7 +109,7 @@ struct Config : Flags {
   bool multiscale = flag(multiscale, "Training", "multiscale", true, "",
                          "multi-scale training, a new input size every 10 steps (finetune has one size)");
   int64_t seed = flag(seed, "Training", "seed", int64_t{0}, "N",
-                      "random seed of weights, data order and augmentation", at_least(0));
+                      "random seed of weights, data order, augmentation and drawn scenes", at_least(0));
   bool graph = flag(graph, "Training", "graph", false, "",
                     "replay steps as CUDA graphs; faster with small batches on a fast GPU");
   bool deterministic = flag(deterministic, "Training", "deterministic", false, "",

@@ -27,7 +27,7 @@ struct Config : ModelFlags {
   bool decode = flag(
       decode, "Graph", "decode", true, "",
       "box decoding; without it, boxes are offsets and log sizes in strides, as of the official exporter");
-  bool nms = flag(nms, "Graph", "nms", false, "", "include NMS in the exported graph; outputs final boxes");
+  bool nms = flag(nms, "Graph", "nms", false, "", "ONNX: NMS in the graph; outputs final boxes");
   double conf =
       flag(conf, "Graph", "conf", 0.3, "P", "with --nms: minimum score of a detection", between(0, 1));
   double nms_iou =
@@ -98,9 +98,10 @@ static void check_flags(const Config& config) {
               ": the extension selects the format: .onnx, or .ts, .pt or .torchscript for TorchScript");
   config.check_values();
   usage_check(config.decode || !config.nms, "--nms needs decoded boxes; leave --no-decode out");
+  usage_check(!config.nms || has_extension(config.out, {".onnx"}), "--nms is for ONNX, not for ", config.out);
   for (const std::string name : {"conf", "nms-iou"})
     combination_check(config.nms || !config.was_given(name), "--", name, " needs --nms");
-  protect_inputs("--out", config.out, {config.weights});
+  protect_inputs("--out", config.out, {find_weights_file(config.weights)});
 }
 
 static const std::string kCheck = YOLOX_SOURCE_DIR "/tools/check_onnx.py";

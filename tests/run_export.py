@@ -2,7 +2,7 @@
 """Runs an exported file with ONNX Runtime or torch.jit.load, without code of this repository.
 
 run_export.py MODEL IMAGES.json FOLDER OUT.json
-    detects in the images of a COCO file and writes COCO detections; MODEL has NMS, its metadata define the preprocessing
+    detects in the images of a COCO file and writes COCO detections; an ONNX file has NMS, the metadata define the preprocessing
 """
 import json
 import sys
@@ -23,7 +23,16 @@ def load(path):
     metadata = dict.fromkeys(["classes", "size", "channel_order", "value_range", "letterbox", "output"], "")
     module = torch.jit.load(path, _extra_files=metadata)
     metadata = {key: text.decode() for key, text in metadata.items()}
-    return lambda images: module(torch.from_numpy(images)).numpy(), metadata
+    return lambda images: nms(module(torch.from_numpy(images)).numpy()[0]), metadata
+
+
+def nms(rows):
+    """Returns the detections [D, 7] of an image, as an ONNX file with NMS. rows: [A, 5 + classes]."""
+    import cv2
+    score, cls = rows[:, 4] * rows[:, 5:].max(1), rows[:, 5:].argmax(1)
+    corner = rows[:, :2] - rows[:, 2:4] / 2
+    kept = cv2.dnn.NMSBoxesBatched(np.concatenate([corner, rows[:, 2:4]], 1), score, cls, 0.01, 0.65)
+    return np.column_stack([0 * score, corner, corner + rows[:, 2:4], score, cls])[np.array(kept, int)]
 
 
 def detect(model, images, folder, out):

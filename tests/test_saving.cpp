@@ -79,9 +79,8 @@ TEST_CASE("checkpoints: a damaged or nonfinite last.pth is reported, and last.ba
   write_pth(dir / "old", old);
   for (const auto& [damaged, reason] :
        {std::pair(contents(last), "last.pth has weights that are not finite"),
-        {contents(dir / "weights"), "last.pth is not a checkpoint of a training run; use it with --weights"},
-        {contents(dir / "old"),
-         "last.pth is a checkpoint of version 0.1.0; start a new run from its weights"},
+        {contents(dir / "weights"), "last.pth is no checkpoint of a run; start a new run from its weights"},
+        {contents(dir / "old"), "last.pth is no checkpoint of a run of this version; start a new run"},
         {bytes.substr(0, bytes.size() / 2), "last.pth: "},
         {"", "last.pth: "},
         {bytes.substr(0, bytes.size() - 1), "last.pth: "}}) {
@@ -269,17 +268,20 @@ TEST_CASE("saving: a failed save is reported and the run continues; a failed las
   TempDir dir;
   Log log(dir / "log.txt");
   Training t = small_training();
-  Saver saver{dir / "gone", nano_info(), {}, 10, "80 images", true};
+  write_text(dir / "file");
+  Saver saver{dir / "file/gone", nano_info(), {}, 10, "80 images", true};
   saver.last_save_time = 0;
   for (const char* name : {"last.pth", "best.pth"}) {
     bool saved = true;
     quietly([&] { saved = saver.save(t, name, log); });
     CHECK_FALSE(saved);
-    CHECK_HAS(contents(dir / "log.txt"), concat("warning: cannot write ", dir / "gone", "/", name));
+    CHECK_HAS(contents(dir / "log.txt"), concat("warning: cannot write ", dir / "file/gone", "/", name));
   }
   CHECK(saver.last_step == -1);
   CHECK(saver.last_save_time > 0);  // the next try is not at the next step
   CHECK_HAS(error_of([&] { saver.save(t, "last.pth", log, /*must=*/true); }), "gone/last.pth");
+  saver.run = dir / "deleted";  // is made again
+  CHECK(saver.save(t, "last.pth", log));
 }
 
 TEST_CASE("saving: the resumed checkpoint is kept as the previous one; a damaged one is not kept") {

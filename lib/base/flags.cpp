@@ -96,8 +96,7 @@ struct Gone {
   const char *flags, *remedy;
 };
 static const Gone gone_flags[] = {
-    {"classes=", "filter the boxes of --json FILE"},
-    {"crop=false", "cut the boxes of --json FILE out of the images"},
+    {"classes= crop=false", "filter the boxes of --json FILE, or cut them out of the images"},
     {"draw=true no-draw=false", "images are always drawn, into --save DIR"},
     {"recursive=false", "run ./demo once for each folder"},
     {"bn-momentum=0.03",
@@ -113,22 +112,20 @@ static const Gone gone_flags[] = {
     {"keep=1", "last.pth and last.bak.pth, the one before it, are kept"},
     {"keep-going=false", "--resume RUN --lr X continues after a non-finite loss"},
     {"min-lr-ratio=0.05", "edit Schedule::min_ratio in optim.hpp"},
-    {"overlap=0.2", "tools/tiles.py --overlap"},
     {"repeat-rare=0", "--class-weights X weights rare classes in the loss"},
     {"restarts=0", "until ./train --resume auto --out RUN ...; do sleep 1; done"},
     {"report=", "tools/report.py writes the page, see docs/report.md"},
     {"voc=false", "COCO AP50 is near VOC AP; the VOC development kit computes the latter"},
     {"hard-negatives=", "tools/report.py --hard-negatives FILE.json"},
-    {"tile=0", "tools/tiles.py cuts images into tiles, and merges the detections"},
-    {"tiles=0", "tools/tiles.py cuts images and labels into tiles"},
+    {"tile=0 tiles=0 overlap=0.2",
+     "tools/tiles.py cuts images and labels into tiles, and merges the detections"},
     {"master= node=0 nodes=1",
      "torchrun and srun start ranks on several machines: torchrun --no-python --nnodes 2 --nproc-per-node 4 "
      "--rdzv-backend c10d --rdzv-endpoint HOST0:29500 ./train ..."},
     {"patience-on=ap", "--patience waits for a better score"},
     {"format=", "the extension of --out selects the format: .onnx, or .ts for TorchScript"},
     {"fp16=false", "trtexec --fp16, or onnxconverter-common"},
-    {"class-map=", "tools/merge_coco.py --rename OLD=NEW"},
-    {"ignore-class=", "tools/merge_coco.py --ignore NAME"},
+    {"class-map= ignore-class=", "tools/merge_coco.py --rename OLD=NEW --ignore NAME"},
 };
 
 std::string gone_flag(const std::string& name, const std::string& value) {

@@ -11,10 +11,10 @@
 
 namespace yolox {
 
-// Returns the path of a weights file. given: as for read_weights().
-static std::string find_weights_file(const std::string& given) {
+std::string find_weights_file(const std::string& given) {
   namespace fs = std::filesystem;
   std::error_code error;
+  combination_check(!given.empty(), "--weights FILE is needed");
   if (fs::is_directory(given, error)) {
     for (const char* name : {"best.pth", "last.pth"})
       if (fs::exists(fs::path(given) / name, error)) return fs::path(given) / name;
@@ -87,7 +87,6 @@ static GenericDict weights_without_ema(const c10::IValue& file, const std::strin
 
 LoadedModel load_model(const std::string& given, const std::string& model, const std::string& preproc,
                        torch::Device device, bool ema) {
-  combination_check(!given.empty(), "--weights FILE is needed");
   const std::string path = find_weights_file(given);
   usage_check(preproc == "auto" || preproc == "bgr" || preproc == "imagenet" || preproc == "legacy",
               "--preproc must be auto, bgr, imagenet or legacy, got '", preproc, "'");

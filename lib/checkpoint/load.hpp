@@ -32,9 +32,11 @@ struct ModelFlags : Flags {
   }
 };
 
-// Reads a .pth checkpoint. given: a path; the folder of a run, for its best.pth, or last.pth if there is no
-// best.pth; or the name of a model such as yolox-s or s, for the file that weights/get has downloaded. Throws
-// if a file of official weights is missing, or if a folder has no checkpoint.
+// Returns the path of a weights file. given: a path; the folder of a run, for its best.pth, or last.pth if
+// there is no best.pth; or the name of a model such as yolox-s or s, for the file that weights/get has
+// downloaded. Throws if a file of official weights is missing, or if a folder has no checkpoint.
+std::string find_weights_file(const std::string& given);
+// Reads this file, a .pth checkpoint.
 c10::IValue read_weights(const std::string& given);
 
 // Returns the name of the model to which weights belong, from the shape of the stem, or "" if no model fits.

@@ -471,47 +471,11 @@ std::string to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata
   return file;
 }
 
-// ---- TorchScript. The network is traced. Decoding and NMS are source, because they depend on the image size
-// and on the number of detections, which a trace would fix.
-
-// Returns a TorchScript expression of type float that equals `value` exactly.
-static std::string script_number(double value) { return formatted("float('%.17g')", value); }
-
-// Returns the source of forward() with NMS.
-static std::string forward_with_nms(const ExportSettings& settings) {
-  return concat(R"(
-def forward(self, images):
-  rows = self.rows(images)
-  found : List[Tensor] = []
-  for image in range(rows.size(0)):
-    best, cls = torch.max(rows[image, :, 5:], 1)
-    score = rows[image, :, 4] * best
-    keep = torch.nonzero(score >= )",
-                script_number(settings.conf), R"().squeeze(1)
-    order = keep[torch.argsort(score[keep], stable=True, dim=0, descending=True)]
-    half = rows[image, :, 2:4] / 2
-    corners = torch.cat([rows[image, :, 0:2] - half, rows[image, :, 0:2] + half], 1)
-    while order.numel() > 0:
-      first = order[0]
-      others = order[1:]
-      a = corners[first]
-      b = corners[others]
-      found.append(torch.cat([torch.full([1], float(image), device=rows.device), a,
-                              torch.stack([score[first], torch.to(cls[first], rows)])]))
-      sides = torch.clamp(torch.minimum(a[2:], b[:, 2:]) - torch.maximum(a[:2], b[:, :2]), min=0)
-      both = sides[:, 0] * sides[:, 1]
-      area_a = (a[2] - a[0]) * (a[3] - a[1])
-      area_b = (b[:, 2] - b[:, 0]) * (b[:, 3] - b[:, 1])
-      dead = (both / (area_a + area_b - both) > )",
-                script_number(settings.iou), R"() & (cls[others] == cls[first])
-      order = others[torch.logical_not(dead)]
-  if len(found) == 0:
-    return torch.zeros([0, 7], device=rows.device)
-  return torch.stack(found)
-)");
-}
+// ---- TorchScript. The network is traced. Decoding is source, because it depends on the image size, which a
+// trace would fix.
 
 torch::jit::Module to_torchscript(YOLOX& model, const ExportSettings& settings) {
+  check(!settings.nms, "TorchScript files have no NMS");
   const torch::NoGradGuard no_grad;
   merge_focus(model);
   for (auto& p : model->parameters()) p.set_requires_grad(false);  // the trace stores them as constants
@@ -534,7 +498,7 @@ torch::jit::Module to_torchscript(YOLOX& model, const ExportSettings& settings) 
 
   if (settings.decode)
     module.define(concat(R"(
-def rows(self, images):
+def forward(self, images):
   raw = self.network(images)
   cells : List[Tensor] = []
   strides : List[Tensor] = []
@@ -552,15 +516,10 @@ def rows(self, images):
 )"));
   else
     module.define(R"(
-def rows(self, images):
+def forward(self, images):
   raw = self.network(images)
   return torch.cat([raw[:, :, 0:4], torch.sigmoid(raw[:, :, 4:])], 2)
 )");
-  if (!settings.nms) {
-    module.define("def forward(self, images):\n  return self.rows(images)\n");
-    return module;
-  }
-  module.define(forward_with_nms(settings));
   return module;
 }
 

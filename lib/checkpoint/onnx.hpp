@@ -21,7 +21,7 @@ struct ExportSettings {
   int64_t height = 640, width = 640;  // input size in pixels
   bool dynamic = false;               // dynamic batch, height and width; otherwise B = 1 and a fixed size
   bool decode = true;  // false: raw boxes of the network (as tools/export_onnx.py of official YOLOX)
-  bool nms = false;    // include NMS: output [D, 7] instead of [B, A, 5 + C]
+  bool nms = false;    // ONNX: include NMS: output [D, 7] instead of [B, A, 5 + C]
   double conf = 0.3, iou = 0.45;  // minimum score and IoU threshold of NMS
 };
 
@@ -38,8 +38,8 @@ using Metadata = std::vector<std::pair<std::string, std::string>>;
 std::string to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata& metadata);
 
 // Returns the model as a TorchScript module, which torch.jit.load in Python and torch::jit::load in C++ load
-// without this repository. Input of its methods: images float32 [B, 3, H, W], any B, H and W multiples of 32.
-// forward() has the output of to_onnx(), rows() the output before NMS. Changes `model` as to_onnx() does.
+// without this repository. Input: images float32 [B, 3, H, W], any B, H and W multiples of 32. Output: that
+// of to_onnx(); settings.nms must be false. Changes `model` as to_onnx() does.
 torch::jit::Module to_torchscript(YOLOX& model, const ExportSettings& settings);
 
 // Returns the bytes of a TorchScript file. Each metadata entry is an extra file that has the key as its name.

@@ -249,7 +249,7 @@ bool resume_run(SavedRun& saved, Training& t, const Plan& plan, const std::strin
   const std::string over =
       t.iteration >= plan.iters
           ? concat(" is complete: ", t.iteration, " of ", plan.iters,
-                   " steps are done; increase --epochs or --max-iters to continue")
+                   " steps are done; increase --epochs, or --max-iters (0 = off), to continue")
           : concat(" was stopped early after ", t.best.evals_without_gain, " evaluations without a better ",
                    score_of({}).name, "; increase --patience to continue (0 = off)");
   usage_check(resume == "auto", saved.run, over);
@@ -263,7 +263,7 @@ void start_run(const std::string& run, const Config& config, const SavedRun& sav
   const ImageSize base = base_size(config);
   const std::string settings = config_json(config, device, ranks.info.world);
   crash_context(run, settings, concat("crash", rank_suffix(ranks), ".txt"));
-  if (ranks.first() && !replace_file(run + "/config.json", settings))
+  if (saver.is_writer && !replace_file(run + "/config.json", settings))
     log.line(concat("warning: cannot write ", run, "/config.json"));
   log_plan(log, config, data, t.model, base, device, plan, ranks);
   for (const auto& text : saved.notes) log.line(text);

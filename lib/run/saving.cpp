@@ -108,12 +108,10 @@ GenericDict checkpoint(Training& t, const WeightsInfo& info, const RunSettings& 
 }
 
 RunSettings saved_settings(const c10::IValue& file, const std::string& path) {
-  check(file.isGenericDict() && file.toGenericDict().contains("train"), path,
-        " is not a checkpoint of a training run; use it with --weights");
-  const auto state = file.toGenericDict().at("train").toGenericDict();
-  check(state.contains("flags"), path,
-        " is a checkpoint of version 0.1.0; start a new run from its weights: ./train --weights ",
-        shell_word(path));
+  const bool of_run = file.isGenericDict() && file.toGenericDict().contains("train");
+  const auto state = of_run ? file.toGenericDict().at("train").toGenericDict() : empty_dict();
+  check(state.contains("flags"), path, " is no checkpoint of a run", of_run ? " of this version" : "",
+        "; start a new run from its weights: ./train --weights ", shell_word(path));
   const auto read = [&](const char* key) {
     Settings all;
     for (const auto& e : state.at(key).toGenericDict())
@@ -150,10 +148,11 @@ std::string load_checkpoint(Training& t, const c10::IValue& file, int64_t per_ep
   for (size_t i = 0; i < std::min(generators.size(), random.toListRef().size()); ++i)
     generators[i].set_state(random.toListRef()[i].toTensor());
   const int64_t of_run = state.at("per_epoch").toInt();
-  usage_check(of_run == per_epoch, path, " has ", of_run, " steps per epoch, but this --bs and data have ",
-              per_epoch,
-              ", so the run cannot be resumed with them; leave --bs and --data out, or start a new run ",
-              "from its weights: ./train --weights ", shell_word(path));
+  usage_check(
+      of_run == per_epoch, path, " has ", of_run, " steps per epoch, but this --bs and data have ", per_epoch,
+      ", so the run cannot be resumed with them; leave --bs, --data and --val-fraction out, or start a "
+      "new run from its weights: ./train --data ... --weights ",
+      shell_word(path));
   const std::string now = score_of({}).name, before = state.at("score").toStringRef();
   if (now == before) return "";
   t.best.score = -1;
@@ -185,6 +184,7 @@ std::string newest_run() {
 }
 
 void lock_run_folder(const std::string& run) {
+  check(access(run.c_str(), W_OK) == 0, "cannot write to ", run, "; check its permissions");
   for (const char* name : {"last.pth", "last.bak.pth", "best.pth"}) {
     const std::string path = run + "/" + name;
     check(!is_irregular_file(path), path,
@@ -211,13 +211,12 @@ std::string create_run_folder(const std::string& wanted, const std::string& name
   if (wanted.empty()) {
     fs::create_directories("runs", error);
     folder = "runs/" + name;
-    for (int i = 2; !fs::create_directory(folder, error) && !error; ++i)
+    for (int i = 2; !error && !fs::create_directory(folder, error) && !error; ++i)
       folder = concat("runs/", name, "-", i);
   } else {
     fs::create_directories(wanted, error);
   }
-  check(!error && access(folder.c_str(), W_OK) == 0, "cannot write to ", folder,
-        error ? ": " + error.message() : "", "; give another --out");
+  check(!error, "cannot write to ", folder, ": ", error.message(), "; give another --out");
   lock_run_folder(folder);
   remove_unstarted_checkpoint(folder);
   fs::remove(folder + "/parts", error);  // of a run that never started
@@ -259,7 +258,7 @@ void save_last(const std::string& run, const GenericDict& file, bool back_up, bo
                     part = concat(backup, ".tmp.", getpid());
   std::error_code error;
   if (back_up) {
-    fs::create_hard_link(last, part, error);
+    fs::create_hard_link(fs::canonical(last, error), part, error);
     if (error) fs::copy_file(last, part, error);  // the file system has no hard links
     if (!error) fs::rename(part, backup, error);
     fs::remove(part, error);  // rename() leaves it if both already are names of the same file
@@ -296,6 +295,8 @@ SavedRun resume_settings(Config& config, const std::string& run, bool same_comma
     // With the same command, auto means what it has become. A switch has no auto.
     const bool is_auto = now == "auto" || now == "recipe", is_switch = now == "true" || now == "false";
     if (now == current || (same_command && (now == value || is_auto) && !is_switch)) continue;
+    usage_check(name != "weights", "--weights ", now, " is not loaded, because ", run,
+                " goes on from its own weights; leave --weights out, or give another --out");
     usage_check(name != "freeze" && name != "optimizer" && name != "recipe", "--", name, " ", now,
                 " differs from the run's '", current, "', so its optimizer state does not match; leave --",
                 name, " out, or start a new run from its weights");
@@ -317,6 +318,8 @@ bool Saver::save(Training& t, const std::string& name, Log& log, bool must) {
   last_save_time = now();  // also if it fails, so that the next try is not at the next step
   if (is_writer) {
     const auto file = checkpoint(t, info, settings, per_epoch, data);
+    std::error_code ignored;
+    fs::create_directories(run, ignored);  // if it was deleted
     try {
       if (is_last)
         save_last(run, file, /*back_up=*/last_step >= 0 && last_step != t.iteration, must && last_step >= 0);
@@ -351,7 +354,7 @@ static std::string run_to_resume(const std::string& resume, const std::string& o
   }
   const fs::path path = resume;
   std::error_code ignored;
-  if (resume == "newest" && !fs::is_directory(path, ignored)) {
+  if ((resume == "newest" || resume == "last") && !fs::is_directory(path, ignored)) {
     const std::string run = newest_run();
     usage_check(!run.empty(),
                 "--resume: no run in runs/ or in this folder has a checkpoint; give the folder of a run, as "
