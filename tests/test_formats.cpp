@@ -273,14 +273,11 @@ Roboflow | ROBOFLOW | (train): DIR/train/a.rf.1.png\nclasses one, three, two | (
 Roboflow, test | ROBOFLOW --split=test | (test): DIR/test/a.rf.1.png | class 1
 labelImg | a.xml(cat) b.xml(cat) a.jpg b.JPG | : DIR/a.jpg DIR/b.JPG\nclasses cat\nbox | one split
 no images | a.xml(cat) | is no data set
-split folders | train/xmls/a.xml(cat) train/images/a.jpg test/xmls/b.xml(dog) test/images/b.jpg | /train/images/a.jpg\n
- | val DIR (test): DIR/test/images/b.jpg
-splits below | Annotations/Train/a.xml(cat) JPEGImages/Train/a.jpg Annotations/val/a.xml(dog) JPEGImages/val/a.jpg
- | (train): DIR/JPEGImages/Train/a.jpg\n | (val): DIR/JPEGImages/val/a.jpg\n
+split folders | train/xmls/a.xml(a) train/images/a.jpg test/xmls/b.xml(b) test/images/b.jpg | /train/images/a.jpg\n | (test): DIR/test/images/b.jpg
+splits below | Annotations/Train/a.xml(a) JPEGImages/Train/a.jpg Annotations/val/a.xml(b) JPEGImages/val/a.jpg | /Train/a.jpg\n | /val/a.jpg\n
 lists beside | OBJECTS train.txt(JPEGImages/a.jpg Annotations/a.xml) Val.txt(b) | Images/a.jpg\n | (val): DIR/JPEGImages/b.jpg
 deeper images | labels/a.xml(cat) images/set/a.jpg images/set/b.jpg | : DIR/images/set/a.jpg\n | not used: set/b
-masks | annotations/xmls/a.xml(cat) annotations/xmls/b.xml(cat) annotations/masks/a.png annotations/masks/b.png
- images/a.jpg | : DIR/images/a.jpg DIR/images/b.jpg\n | !masks
+masks | annotations/xmls/a.xml(a) annotations/xmls/b.xml(a) annotations/masks/b.png images/a.jpg | : DIR/images/a.jpg DIR/images/b.jpg\n
 )";
   std::string text = replaced(table, "OBJECTS",
                               "Annotations/a.xml(cat) Annotations/b.xml(dog) Annotations/c.xml(cow) "

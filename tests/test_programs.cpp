@@ -327,7 +327,7 @@ PROGRAM_TEST(
              R"([{"image_id": "07", "category_id": 1, "bbox": [0, 0, 9, 9], "score": 0.5}])");
   const std::string out = succeed(dir, "eval", "--gt gt.json --dt dt.json --max-dets 150");
   CHECK_HAS(out, "note: the images of the detections are found by the names of their files\n");
-  CHECK_HAS(out, "AP 1.0                      1          1  1.000");
+  CHECK_HAS(out, "AP 1.0                 1          1  1.000");
   CHECK(has(out, "maxDets=150 ] = "));
   CHECK_FALSE(has(out, "\x1b"));
   CHECK_FALSE(has(out, "\nAP 1.0"));
@@ -511,14 +511,16 @@ PROGRAM_TEST("train: --resume takes last.pth or finds the newest run, and refuse
          "--optimizer out, or start a new run from its weights"},
         {"--freeze neck", "--freeze neck differs from the run's 'backbone'"},
         {"--data other", from_weights + "--data other --weights runs/a/last.pth"},
-        {"--bs 3", "so the run cannot be resumed with them; leave --bs and --data out, or " + from_weights +
-                       "--weights runs/a/last.pth"}}) {
+        {"--bs 3", "leave --bs, --data and --val-fraction out, or " + from_weights}}) {
     check_refusal(dir, "train", concat("--resume runs/a ", flags), 2, message);
     CHECK_FALSE(fs::exists(dir / "runs/a/crash.txt"));
   }
   CHECK_HAS(
       shell(dir, "cd elsewhere && $YOLOX_PROGRAMS/train --resume ../runs/a --max-iters 4").err,
       "--data data of the run ../runs/a does not exist; it counts from the folder where the run was started");
+  check_refusal(dir, "train", "--resume auto --out runs/a --weights runs/a/best.pth", 2, "is not loaded");
+  check_refusal(dir, "eval", "--data data --weights runs/a --json runs/a/best.pth", 2,
+                "--json would overwrite");
   check_refusal(dir, "train", "--resume runs/a/best.pth", 2,
                 "To start a new run from runs/a/best.pth, give it to --weights");
   write_scenes(dir / "data", 5);  // another number of images with the same number of steps
