@@ -68,34 +68,15 @@ static void print_speed(const EvalTimes& times, int64_t images) {
 static void check_flags(const Config& config) {
   combination_check(config.gt.empty() == config.dt.empty(), "--gt and --dt need each other");
   config.check_values();
+  const bool of_files = !config.gt.empty();
+  for (const char* name : {"data", "weights", "save-dt"})
+    usage_check(!of_files || !config.was_given(name), "--", name, " cannot be combined with --gt and --dt");
+  combination_check(of_files || !config.data.empty(), "--data is needed, or --gt and --dt");
   std::vector<std::string> inputs = split_list(config.data);
   inputs.insert(inputs.end(), {config.gt, config.dt, config.data});
-  if (!config.weights.empty()) inputs.push_back(find_weights_file(config.weights));
+  if (!of_files) inputs.push_back(find_weights_file(config.weights));
   protect_inputs("--json", config.json, inputs);
   protect_inputs("--save-dt", config.save_dt, inputs);
-  if (!config.gt.empty()) {
-    for (const char* name : {"data", "weights", "save-dt"})
-      usage_check(!config.was_given(name), "--", name, " cannot be combined with --gt and --dt");
-    return;
-  }
-  combination_check(!config.data.empty(), "--data is needed, or --gt and --dt");
-}
-
-// Some programs write the name of an image file, with or without extension, in place of the id. Sets the ids
-// if that finds more images.
-static void find_by_names(std::vector<Detection>& found, const std::map<int64_t, const CocoImage*>& by_id) {
-  std::map<int64_t, const CocoImage*> by_name;
-  for (const auto& [id, image] : by_id) {
-    const fs::path name = fs::path(image->file_name).filename();
-    by_name[id_of_text(name.string())] = by_name[id_of_text(name.stem().string())] = image;
-  }
-  const auto known = [&](const auto& images) {
-    return std::ranges::count_if(found, [&](const Detection& d) { return images.contains(d.image_id); });
-  };
-  if (known(by_name) <= known(by_id)) return;
-  std::cout << "note: the images of the detections are found by the names of their files\n";
-  for (Detection& d : found)
-    if (const auto image = by_name.find(d.image_id); image != by_name.end()) d.image_id = image->second->id;
 }
 
 // Evaluates a detections file (--gt and --dt).
@@ -115,10 +96,9 @@ static void evaluate_file(const Config& config) {
       std::cout << "note: " << printable(config.gt) << ": several classes have the name " << category.name
                 << "\n";
   }
-  std::vector<Detection> found = read_detections(config.dt);
+  const std::vector<Detection> found = read_detections(config.dt);
   std::map<int64_t, const CocoImage*> image_of;
   for (const CocoImage& image : truth.images) image_of[image.id] = &image;
-  find_by_names(found, image_of);
   const auto check_boxes_of = [&](const std::string& file, const auto& entries) {
     std::vector<PlacedBox> boxes;
     for (const auto& e : entries) {

@@ -69,7 +69,7 @@ inline SplitReaders find_splits(const DataOptions& o) {
   for (const auto& entry : listing(path)) entries.push_back(entry.filename().string());
   fail("--data ", data,
        " is no data set: looked for COCO (annotations/*.json, *.json, train/*.json), Pascal VOC "
-       "(Annotations/*.xml with JPEGImages, train/*.xml, *.xml beside the images) and YOLO (data.yaml, "
+       "(Annotations/*.xml with images, train/*.xml, *.xml beside the images) and YOLO (data.yaml, "
        "classes.txt, obj.data), found ",
        entries.empty() ? "an empty folder" : listed(entries));
 }
@@ -127,8 +127,8 @@ inline Splits load_splits(const DataOptions& o, bool with_train = true, size_t m
   const bool packed = is_packed(o.data);
   if (o.data == "shapes" || packed) {
     refuse_images(o);
-    check(o.split.empty() || o.split == "val", "--split ", o.split, ": of --data ", o.data,
-          " only val can be evaluated; leave --split out");
+    usage_check(o.split.empty() || o.split == "val", "--split ", o.split, ": of --data ", o.data,
+                " only val can be evaluated; leave --split out");
     usage_check(o.val_fraction == 0, "--val-fraction is for COCO, VOC and YOLO files, not for --data ",
                 o.data, packed ? "; give it to ./pack" : "");
   }

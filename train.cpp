@@ -235,6 +235,6 @@ static StepInput step_input(const Plan& plan, int64_t step, int64_t ema_updates,
 
 #ifndef YOLOX_WITHOUT_MAIN  // tests and benchmarks include this file for its step
 int main(int argc, char** argv) {
-  end_program(run_rank([&] { return train(argc, argv); }, [] { write_crash(memory_report()); }));
+  end_program(run_rank([&] { return train(argc, argv); }, [] { write_crash(); }));
 }
 #endif

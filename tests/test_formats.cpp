@@ -277,6 +277,8 @@ split folders | train/xmls/a.xml(a) train/images/a.jpg test/xmls/b.xml(b) test/i
 splits below | Annotations/Train/a.xml(a) JPEGImages/Train/a.jpg Annotations/val/a.xml(b) JPEGImages/val/a.jpg | /Train/a.jpg\n | /val/a.jpg\n
 lists beside | OBJECTS train.txt(JPEGImages/a.jpg Annotations/a.xml) Val.txt(b) | Images/a.jpg\n | (val): DIR/JPEGImages/b.jpg
 deeper images | labels/a.xml(cat) images/set/a.jpg images/set/b.jpg | : DIR/images/set/a.jpg\n | not used: set/b
+images in splits | annotations/a.xml(a) annotations/b.xml(b) images/train/a.jpg images/val/b.jpg | /train/a.jpg\n | (val): DIR/images/val/b.jpg\n
+YOLO, and a stray file | images/a.jpg images/b.jpg labels/a.txt(#0) labels/b.txt(#0) labels/a.xml(x) classes.txt(cat) | classes cat\n
 masks | annotations/xmls/a.xml(a) annotations/xmls/b.xml(a) annotations/masks/b.png images/a.jpg | : DIR/images/a.jpg DIR/images/b.jpg\n
 )";
   std::string text = replaced(table, "OBJECTS",
@@ -971,7 +973,7 @@ a pointer of Git LFS | annotations/train.json({version https://git-lfs.github.co
  | error: DIR/annotations/train.json is a pointer of Git LFS | git lfs pull
 a compressed file | annotations/train.json(a.jpg) annotations/val.json.gz(x) a.jpg | error: | val.json.gz is an archive
 a file of another name | annotations/train.json(a.jpg) annotations/holdout.json(a.jpg) a.jpg
- | error: | has the splits annotations/holdout, train, and none of them is called val or test; give --split
+ | error: | has the splits holdout, train, and none of them is called val or test; give --split
 an evaluation split alone | annotations/val.json(a.jpg) a.jpg | one split | warning: DIR has the split val only
 a list of VOC without images | ImageSets/Main/train.txt(a) ImageSets/Main/val.txt() Annotations/a.xml(x) JPEGImages/a.jpg
  | error: DIR/ImageSets/Main/val.txt names no images

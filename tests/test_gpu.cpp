@@ -344,7 +344,7 @@ TEST_CASE("gpu: child: the GPU fails" * doctest::test_suite("ranks") * doctest::
     torch::cuda::synchronize();
     return 0;
   };
-  _exit(run_rank(program, [] { write_crash(memory_report()); }));
+  _exit(run_rank(program, [] { write_crash(); }));
 }
 
 GPU_TEST("gpu: after a failed kernel, or if the GPU hangs or has no kernels, the run ends with one line") {

@@ -101,7 +101,7 @@ TEST_CASE(
       c.AP = 0.5;
     }
     quietly([&] { test_run.progress->log_evaluation(8, e, {1000, 4, 2, 8}, true); });
-    CHECK_HAS(test_run.log_text(), "highest red\\x1b[31m\\x0anew 0.50; lowest red\\x1b[31m");
+    CHECK_HAS(test_run.log_text(), "lowest AP: red\\x1b[31m\\x0anew 0.50, red\\x1b[31m");
     std::string events;
     for (const auto& entry : fs::directory_iterator(test_run.dir.path))
       if (has(entry.path().string(), "tfevents")) events += contents(entry.path());

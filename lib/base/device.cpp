@@ -190,20 +190,6 @@ double memory_budget(torch::Device device) {
   return free_memory() + resident_bytes();  // free_memory() has subtracted its margin of 10 % already
 }
 
-std::string memory_report() {
-  std::string text = concat("process: ", short_bytes(resident_bytes()), ", peak ", short_bytes(peak_bytes()));
-#ifdef YOLOX_CUDA
-  try {
-    if (!torch::cuda::is_available() || !c10::cuda::CUDACachingAllocator::get()->initialized()) return text;
-    const torch::Device device(torch::kCUDA, c10::cuda::current_device());
-    text += concat("\n", device_name(device), ": ", short_bytes(memory_used(device)), " reserved, peak ",
-                   short_bytes(memory_peak(device)));
-  } catch (const std::exception&) {  // the GPU may be the cause of the crash
-  }
-#endif
-  return text;
-}
-
 void empty_cache(torch::Device device) {
 #ifdef YOLOX_CUDA
   if (device.is_cuda()) {

@@ -81,8 +81,6 @@ double memory_peak(torch::Device device);
 // Returns the memory that this process may use in total, in bytes: on a GPU 90 % of (free memory + memory of
 // this process), on the CPU free_memory() + resident_bytes().
 double memory_budget(torch::Device device);
-// Returns the memory of this process and of the current GPU, if one is in use, as text for crash.txt.
-std::string memory_report();
 // Returns cached memory that is not in use to the system and resets the peaks.
 void empty_cache(torch::Device device);
 

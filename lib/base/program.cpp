@@ -68,7 +68,8 @@ void end_program(int code) {
 // "OpenCV(4.6.0) alloc.cpp:73: error: (-4:Insufficient memory) Failed to allocate 9 bytes in function 'f'".
 static std::string in_plain_words(const std::string& what) {
   const std::string remedy = "; give a smaller --bs or --size, or fewer --workers";
-  if (what == "std::bad_alloc" || what.starts_with("[enforce fail at alloc_cpu"))
+  if (what == "std::bad_alloc" || what.starts_with("[enforce fail at alloc_cpu") ||
+      what.starts_with("can't allocate memory"))
     return "out of memory" + remedy;
   const std::string mark = "(-4:Insufficient memory) ";
   const size_t from = what.find("OpenCV("), at = what.find(mark, from);

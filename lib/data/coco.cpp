@@ -75,7 +75,7 @@ Source read_coco_source(const std::string& json, const std::string& images, cons
   if (!found(root) && (data.empty() || !found(data))) {
     const std::string stem = lower(fs::path(names[0]).stem().string());
     std::string alike;
-    for (const std::string& file : files_under(root, kImages, source.skipped))
+    for (const std::string& file : files_under(data.empty() ? root : data, kImages, source.skipped))
       if (lower(fs::path(file).stem().string()) == stem) alike = "; there is " + file + ": correct file_name";
     fail(images.empty() ? "" : "--images " + images + ": ", json, ": none of its images was found under ",
          root.string(), ", such as ", names[0],
@@ -103,12 +103,16 @@ SplitReaders coco_splits(const fs::path& root) {
   const auto add = [&](const fs::path& folder, bool all = false) {
     for (const auto& path : listing(folder)) {
       if (lower(path.filename().string()).find(".json") == std::string::npos || is_folder(path)) continue;
-      const bool usable = has_extension(path, {".json"}) && is_file(path) &&
-                          (is_coco_file(path) || (all && other_format(path).empty()));
+      const bool json = has_extension(path, {".json"});
+      if (json && is_file(path) && (is_coco_file(path) || (all && other_format(path).empty()))) {
+        files.push_back(path);
+        continue;
+      }
+      // Damaged, or in place of a split. Other programs have JSON files, too.
       const std::string text = read_head(path, 1 << 20);
-      const bool damaged = text.empty() || !other_format(path).empty() ||
-                           (has_extension(path, {".json"}) && text.find("\"annotation") != std::string::npos);
-      if (usable || damaged) (usable ? files : others).push_back(path);
+      if (text.empty() || !other_format(path).empty() ||
+          (json && (text.find("\"annotation") != std::string::npos || !split_of(path.stem()).empty())))
+        others.push_back(path);
     }
   };
   add(root / "annotations");
@@ -125,9 +129,8 @@ SplitReaders coco_splits(const fs::path& root) {
                        [&](const auto& file) { return !is_other_task(file); });
   // The name of the split is in the file name or in the folder name (train/_annotations.coco.json).
   const auto split_in = [&](const fs::path& file) {
-    const std::string stem = file.stem().string(), own = split_name(stem);
-    return own != stem ? own
-                       : split_name(fs::path(file).replace_extension().lexically_relative(root).string());
+    const fs::path place = fs::path(file).replace_extension().lexically_relative(root);
+    return split_name((split_of(place.parent_path()).empty() ? place.filename() : place).string());
   };
   std::map<std::string, std::vector<std::string>> named;
   for (const auto& file : boxes.empty() ? files : boxes) named[split_in(file)].push_back(file.string());

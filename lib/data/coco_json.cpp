@@ -113,9 +113,14 @@ struct JsonRecord {
     return n->integer;
   }
 
+  // An integer, or for a text such as "a5" or "007" a negative number that depends on the text alone, so that
+  // annotations and detections find their image.
   int64_t id(const char* key, std::optional<int64_t> fallback = {}) const {
     const JsonField* field = find(key);
-    return field && field->kind == JsonField::text ? id_of_text(field->string) : integer(key, fallback);
+    if (!field || field->kind != JsonField::text) return integer(key, fallback);
+    const auto n = number_of(field);
+    if (n && n->whole && concat(n->integer) == field->string) return n->integer;
+    return static_cast<int64_t>(fnv1a(field->string) | uint64_t{1} << 63);
   }
 
   int pixels(const char* key) const {
@@ -277,12 +282,6 @@ void read_json_tables(std::string text, const std::string& path, std::vector<Jso
 
 }  // namespace
 
-int64_t id_of_text(const std::string& text) {
-  const auto n = parse_json_number(text);
-  if (n && n->whole && concat(n->integer) == text) return n->integer;
-  return static_cast<int64_t>(fnv1a(text) | uint64_t{1} << 63);
-}
-
 CocoDataset parse_coco(std::string text, const std::string& path) {
   CocoDataset data;
   const auto skipping = [&data](const char* kind, const auto& read) {
@@ -392,7 +391,9 @@ void write_field(JsonWriter& writer, const char* key, double value) {
 
 void write_field(JsonWriter& writer, const char* key, const std::string& value) {
   writer.Key(key);
-  const std::string text = printable(value, /*keep_newlines=*/true);  // JSON is UTF-8
+  size_t at = 0;  // JSON is UTF-8
+  while (at < value.size() && utf8_bytes(value, at) > 0) at += utf8_bytes(value, at);
+  const std::string text = at < value.size() ? printable(value) : value;
   writer.String(text.data(), static_cast<rapidjson::SizeType>(text.size()));
 }
 

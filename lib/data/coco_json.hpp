@@ -63,9 +63,6 @@ struct Detection {
   double score = 0;
 };
 
-// Returns the id that a text stands for: its integer, or for "a5" and "007" a hash, which is negative.
-int64_t id_of_text(const std::string& text);
-
 using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
 
 // Reads a COCO annotation file. Skips entries in which a value is missing or has the wrong type

@@ -114,10 +114,8 @@ size_t Dataset::replacement_index(size_t i, const ImageError& e, size_t tries) c
 void check_strict(const Dataset& data) {
   const auto problems = data.problems->lines();
   if (!data.strict || problems.empty()) return;
-  std::string first;
-  for (size_t i = 0; i < std::min<size_t>(problems.size(), 20); ++i) first += "\n  " + problems[i];
   fail(data.name, " has ", problems.size(), problems.size() == 1 ? " problem" : " problems",
-       "; correct the data or leave out --strict:", first, problems.size() > 20 ? "\n  ..." : "");
+       "; correct the data or leave out --strict: ", listed(problems, 20));
 }
 
 Image read_image(const Dataset& data, size_t i) {

@@ -554,7 +554,8 @@ std::optional<double> parse_number(std::string_view text) {
 }
 
 std::string quote(std::string_view text) {
-  return concat("\"", printable(std::string(text.substr(0, 60))), text.size() > 60 ? "...\"" : "\"");
+  const std::string shown = cut_text(std::string(text), 60);
+  return concat("\"", printable(shown), shown.size() < text.size() ? "...\"" : "\"");
 }
 
 std::string read_head(const fs::path& file, size_t bytes) {

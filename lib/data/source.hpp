@@ -162,7 +162,7 @@ void for_each_line(std::string_view text, Function f) {
 // Parses a finite number, independently of the locale. Returns nothing if `text` is anything else.
 std::optional<double> parse_number(std::string_view text);
 
-// Quotes a text for a message: at most 60 bytes of it, printable().
+// Quotes a text for a message: at most 60 characters of it, printable().
 std::string quote(std::string_view text);
 
 // Returns the first bytes of a file, "" if it cannot be read.

@@ -4,6 +4,7 @@
 #include <pugixml.hpp>
 
 #include <climits>
+#include <functional>
 #include <memory>
 
 #include "base/text.hpp"
@@ -84,6 +85,7 @@ struct Voc {
   Part all;                                                // all XML files
   std::map<std::string, Part> splits;
   bool has_lists = false;                // the splits are those of lists
+  std::string note;                      // for the log
   std::map<std::string, Labels> labels;  // contents of the XML files of all splits, read with the first split
   std::map<std::string, int64_t> classes;  // classes of all splits, so that ids do not depend on the split
 };
@@ -91,24 +93,26 @@ struct Voc {
 // VOC2007/Annotations/train/a.xml has the folder VOC2007 and the name VOC2007/train/a, and its image
 // VOC2007/JPEGImages/train/a.jpg has the same name.
 struct VocPlace {
-  fs::path folder;     // in front of the folder of labels or images, without folders of splits
-  std::string name;    // without folders of labels and images, and without extension
-  bool below = false;  // the file is in a folder of labels or images
+  fs::path folder;   // in front of the folder of labels or images, without folders of splits at its end
+  std::string name;  // without folders of labels and images, and without extension
+  bool in_folder = false, of_labels = false;  // there is such a folder, and the last one has labels
 };
 
 }  // namespace
 
-static VocPlace voc_place(const fs::path& file, const fs::path& root) {
-  static const std::set<std::string> kFolders = {"annotations", "annotation", "labels", "xml",
-                                                 "xmls",        "jpegimages", "images"};
+static VocPlace voc_place(const fs::path& file, const fs::path& root = "") {
+  static const std::set<std::string> kLabels = {"annotations", "annotation", "labels", "xml", "xmls"};
   VocPlace place;
   fs::path name;
   for (const fs::path& part : file.lexically_relative(root).parent_path()) {
-    const bool is_kind = kFolders.count(lower(part.string())) > 0;
-    place.below = place.below || is_kind;
-    if (!is_kind) name /= part;
-    if (!place.below && split_of(part).empty()) place.folder /= part;
+    const std::string kind = lower(part.string());
+    const bool labels = kLabels.count(kind) > 0, images = kind == "jpegimages" || kind == "images";
+    if (labels || images) place.of_labels = labels;
+    if (!labels && !images) name /= part;
+    place.in_folder = place.in_folder || labels || images;
+    if (!place.in_folder) place.folder /= part;
   }
+  while (!split_of(place.folder.filename()).empty()) place.folder = place.folder.parent_path();
   place.name = (name / file.stem()).string();
   return place;
 }
@@ -134,6 +138,7 @@ static Source read_voc_split(Voc& voc, const std::string& split) {
   Source source;
   source.name = concat(voc.root, " (", split, ")");
   source.skipped = voc.skipped;
+  if (!voc.note.empty()) source.notes.push_back(voc.note);
   for (const auto& [name, id] : voc.classes) source.coco.categories.push_back({id, name});
   const Part& part = voc.splits.at(split);
   // By the last part of the name: XML files, and images that no XML file has the name of.
@@ -142,7 +147,7 @@ static Source read_voc_split(Voc& voc, const std::string& split) {
   for (const auto& [name, xml] : part) ++xmls[lower_stem(xml)];
   for (const auto& [name, files] : voc.images)
     for (const std::string& file : files)
-      if (!voc.all.count(name) && !other_split(split_of_name(name), split))
+      if (!voc.all.count(name) && (split == "all" || !other_split(split_of_name(name), split)))
         others[lower_stem(file)].push_back(file);
   // Masks may have the names of images, so that the last part alone counts only where no whole name does.
   const bool whole = std::ranges::any_of(part, [&](const auto& e) { return voc.images.count(e.first) > 0; });
@@ -164,16 +169,17 @@ static Source read_voc_split(Voc& voc, const std::string& split) {
           {"label file without image", concat(xml, ": its image ", labels.image, " has another label file")});
       continue;
     }
-    if (files.empty())  // where it is expected
-      files = {(images / (labels.image.empty() ? name + ".jpg" : labels.image)).string()};
+    const auto is_named = [&](const fs::path& file) { return file.filename() == labels.image; };
+    if (std::ranges::any_of(files, is_named)) std::erase_if(files, std::not_fn(is_named));
+    const std::string expected = (images / (labels.image.empty() ? name + ".jpg" : labels.image)).string();
+    if (files.empty())
+      files = {is_file(expected) ? fs::path(xml).replace_extension(".jpg").string() : expected};
     used.insert(files.begin(), files.end());
     folders.insert(fs::path(files[0]).parent_path());
-    const auto match =
-        std::ranges::find_if(files, [&](const fs::path& f) { return f.filename() == labels.image; });
-    if (files.size() > 1 && match == files.end())
+    if (files.size() > 1)
       add_shared_label(source, xml, files);
     else
-      add_image(source, match == files.end() ? files[0] : *match, xml, labels);
+      add_image(source, files[0], xml, labels);
   }
   std::vector<std::string> unlabelled;
   for (const auto& [name, files] : voc.images)
@@ -189,13 +195,18 @@ static Source read_voc_split(Voc& voc, const std::string& split) {
 }
 
 // Reads the lists of the splits in a folder. needed: the lists belong to this data set alone, and one without
-// names is an error when its split is used; the returned readers say so.
-static SplitReaders read_voc_lists(Voc& voc, const fs::path& folder, bool needed) {
-  SplitReaders errors;
+// names is an error. Other lists count if one is of train or trainval, and if half of the names are known.
+static void read_voc_lists(Voc& voc, const fs::path& folder, bool needed) {
   const fs::path xmls = fs::path(voc.all.begin()->second).parent_path();
+  // A name, or the path of an image or XML file, maybe of another machine.
   const auto name_of = [&](const std::string& text) {
-    return has_extension(text, kImages) || has_extension(text, {".xml"}) ? voc_place(text, "").name : text;
+    const fs::path path = fs::path(to_forward_slashes(text)).lexically_normal();
+    std::string name = is_picture(path) || has_extension(path, {".xml"}) ? voc_place(path).name : text;
+    for (size_t at; !voc.all.count(name) && (at = name.find('/')) != std::string::npos;)
+      name.erase(0, at + 1);
+    return voc.all.count(text) ? text : name;
   };
+  std::string empty;
   for (const fs::path& list : listing(folder)) {
     const std::string split = lower_stem(list);
     Part part;
@@ -208,53 +219,71 @@ static SplitReaders read_voc_lists(Voc& voc, const fs::path& folder, bool needed
         known += voc.all.count(name);
         part[name] = voc.all.count(name) ? voc.all.at(name) : (xmls / (name + ".xml")).string();
       });
-    if (!part.empty() && (needed || 2 * known >= part.size()))
-      voc.splits.insert({split_name(split), part});
-    else if (needed && split != "test")
-      errors[split_name(split)] = [list]() -> Source {
-        fail(list.string(), " names no images; correct it, or delete it if there is no such split");
-      };
+    if (part.empty() && needed && split != "test") empty = list.string();
+    if (!part.empty() && (needed || 2 * known >= part.size())) voc.splits.insert({split_name(split), part});
   }
+  check(voc.splits.empty() || empty.empty(), empty,
+        " names no images; correct it, or delete it if there is no such split");
+  if (!needed && !voc.splits.count("train") && !voc.splits.count("trainval")) voc.splits.clear();
   voc.has_lists = !voc.splits.empty();
-  return errors;
+}
+
+// Sets the splits to those of the folders of the labels, else of their images.
+static void split_by_folders(Voc& voc) {
+  std::map<std::string, std::set<std::string>> of_images;
+  for (const auto& [name, files] : voc.images) of_images[lower_stem(name)].insert(split_of_name(name));
+  for (const auto& [name, xml] : voc.all) {
+    const auto& of_image = of_images[lower_stem(xml)];
+    std::string split = split_of_name(name);
+    if (split.empty() && of_image.size() == 1) split = *of_image.begin();
+    voc.splits[split.empty() ? "all" : split][name] = xml;
+  }
+  if (voc.splits.size() == 1 || !voc.splits.count("all")) return;
+  const Part others = voc.splits.extract("all").mapped();
+  if (!voc.splits.count("train") && !voc.splits.count("trainval"))
+    voc.splits["train"] = others;
+  else
+    voc.note =
+        concat("note: ", voc.root, ": ", others.size(),
+               " XML files are in no folder of a split and not used, such as ", others.begin()->second);
 }
 
 // nested: a data set in a folder below.
 static SplitReaders find_voc(const fs::path& root, bool nested) {
   const auto voc = std::make_shared<Voc>();
   const std::vector<std::string> files = files_under(root, {}, voc->skipped);
-  std::set<std::string> pictures;
+  std::set<std::string> pictures, folders;  // names and paths of images, without extension; data sets
   for (const std::string& file : files)
-    if (is_picture(file)) pictures.insert(lower_stem(file));
-  std::set<std::string> folders;  // of data sets
+    if (is_picture(file)) pictures.insert({lower_stem(file), fs::path(file).replace_extension().string()});
+  int64_t yolo = 0;  // label files of YOLO less those of VOC
   for (const std::string& file : files) {
-    if (!has_extension(file, {".xml"})) continue;
+    const bool xml = has_extension(file, {".xml"}), matches = pictures.count(lower_stem(file)) > 0;
+    yolo += matches * (int(has_extension(file, {".txt"})) - int(xml));
+    if (!xml) continue;
     const VocPlace place = voc_place(file, root);
-    const fs::path folder = place.folder.empty() ? root : root / place.folder;
-    if (place.folder.empty() != nested && (place.below || !nested) &&
-        (pictures.count(lower_stem(file)) || is_folder(folder / "JPEGImages")))
-      folders.insert(folder.string());
+    const auto depth = std::distance(place.folder.begin(), place.folder.end());
+    const bool beside = pictures.count(fs::path(file).replace_extension().string()) > 0;
+    if (depth <= 2 && (depth > 0) == nested && (place.in_folder || (nested ? beside : matches)))
+      folders.insert((depth == 0 ? root : root / place.folder).string());
   }
+  if (folders.empty() || yolo > 0) return {};
   check(folders.size() <= 1, "--data ", root.string(),
         " has several Pascal VOC data sets; give one: ", listed({folders.begin(), folders.end()}));
-  if (folders.empty()) return {};
   voc->root = *folders.begin();
   for (const std::string& file : files) {
-    const VocPlace place = voc_place(file, voc->root);
     if (!file.starts_with(voc->root + "/")) continue;
-    if (has_extension(file, {".xml"}) && place.folder.empty()) voc->all[place.name] = file;
-    if (is_picture(file)) voc->images[place.name].push_back(file);
+    const VocPlace place = voc_place(file, voc->root);
+    if (has_extension(file, {".xml"}) && place.folder.empty() &&
+        (place.in_folder || pictures.count(lower_stem(file))))
+      voc->all.emplace(place.name, file);
+    if (is_picture(file) && !place.of_labels) voc->images[place.name].push_back(file);
   }
-  SplitReaders splits;
+  if (voc->all.empty()) return {};
   const fs::path base = voc->root, lists = base / "ImageSets";
   for (const fs::path& place : {lists / "Main", lists, base / "annotations", base})
-    if (voc->splits.empty()) splits = read_voc_lists(*voc, place, place.string().starts_with(lists.string()));
-  if (!voc->has_lists) splits.clear();
-  for (const auto& [name, xml] : voc->all) {
-    const std::string split = split_of_name(name);
-    if (!voc->has_lists) voc->splits[split.empty() ? "all" : split][name] = xml;
-  }
-  if (voc->splits.size() > 1) voc->splits.erase("all");
+    if (!voc->has_lists) read_voc_lists(*voc, place, place.string().starts_with(lists.string()));
+  if (!voc->has_lists) split_by_folders(*voc);
+  SplitReaders splits;
   for (const auto& entry : voc->splits)
     splits[entry.first] = [voc, split = entry.first] { return read_voc_split(*voc, split); };
   return splits;

@@ -237,8 +237,8 @@ Labels read_yolo_txt(const std::string& path, bool keypoints) {
     const bool box = v.size() == 5, outline = v.size() >= 7 && v.size() % 2 == 1;
     const bool whole = v[0] == std::floor(v[0]) && std::abs(v[0]) < 1e15;
     // Such as truncated and occluded, or confidence and track.
-    const bool flags =
-        v.size() == 7 && v[6] == std::floor(v[6]) && (v[6] > 1 || (v[6] >= 0 && v[5] * (v[5] - 1) == 0));
+    const bool flags = v.size() == 7 && std::max({v[1], v[2], v[3], v[4]}) <= 1 && v[6] == std::floor(v[6]) &&
+                       (v[6] > 1 || (v[6] >= 0 && v[5] * (v[5] - 1) == 0));
     if (!numbers || !whole || flags || !(box || outline)) {
       labels.problems.push_back(
           {"label cannot be read",
@@ -422,6 +422,8 @@ SplitReaders yolo_folder_splits(const fs::path& folder) {
   if (data.splits.empty() && is_folder(data.root / "images") && is_folder(data.root / "labels"))
     data.splits["all"] = {"images"};
   std::vector<std::string> places{"", "labels"};
+  for (const auto& [_, found] : data.splits)
+    for (std::string place : found) places.push_back(place.replace(place.find("images"), 6, "labels"));
   for (const auto& split : kSplits)
     places.insert(places.end(), {split, "labels/" + split, split + "/labels"});
   for (const auto& place : places)

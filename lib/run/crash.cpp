@@ -42,12 +42,11 @@ void put(int fd, std::initializer_list<std::string_view> texts) {
 }
 
 // prefix: before the cause, "SIG" of a signal.
-void report(const char* prefix, const char* cause, const char* more, bool with_stack) {
+void report(const char* prefix, const char* cause, bool with_stack) {
   const int file = open(context.path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   const int fd = file < 0 ? 2 : file;
   put(2, {"\n", file < 0 ? "cannot write" : "crash report:", " ", context.path, "\n"});
-  put(fd, {"==== ended by ", prefix, cause, "\n", context.steps[context.step], "\n\n", more, "\n\n",
-           context.settings});
+  put(fd, {"==== ended by ", prefix, cause, "\n", context.steps[context.step], "\n\n", context.settings});
   if (with_stack) {
     put(fd, {"\nstack: file(function+offset); addr2line -Cfie FILE OFFSET prints the source line\n"});
     void* frames[64];
@@ -60,7 +59,7 @@ void report(const char* prefix, const char* cause, const char* more, bool with_s
 void on_fatal_signal(int number) {
   std::signal(SIGALRM, SIG_DFL);
   alarm(10);  // ends the process if the report hangs
-  report("SIG", sigabbrev_np(number), "", /*with_stack=*/true);
+  report("SIG", sigabbrev_np(number), /*with_stack=*/true);
   std::signal(number, SIG_DFL);
   raise(number);
 }
@@ -81,7 +80,7 @@ std::string message_of_exception() {
 // with one line on stderr and the exit code 1, as after any other error.
 [[noreturn]] void on_terminate() {
   const std::string message = message_of_exception();
-  report("", message.c_str(), "", /*with_stack=*/true);
+  report("", message.c_str(), /*with_stack=*/true);
   print_error(message);
   if (is_local_error(std::runtime_error(message))) _exit(1);
   std::signal(SIGABRT, SIG_DFL);  // the report is written already
@@ -90,8 +89,8 @@ std::string message_of_exception() {
 
 }  // namespace
 
-void write_crash(const std::string& more) {
-  if (!context.path.empty()) report("", message_of_exception().c_str(), more.c_str(), /*with_stack=*/false);
+void write_crash() {
+  if (!context.path.empty()) report("", message_of_exception().c_str(), /*with_stack=*/false);
 }
 
 void crash_step(const std::string& text) {

@@ -58,9 +58,7 @@ static double time_now() {
 
 // Returns the path of the event file of a session. TensorBoard reads files in the order of their names.
 static std::string event_file(const std::string& folder) {
-  char host[256] = "";
-  gethostname(host, sizeof host - 1);
-  return concat(folder, "/events.out.tfevents.", int64_t(time_now()), ".", host, ".", getpid());
+  return concat(folder, "/events.out.tfevents.", int64_t(time_now()), ".", getpid());
 }
 
 std::string Metrics::csv(size_t number) const {

@@ -214,18 +214,14 @@ void Progress::log_evaluation(int64_t steps, const Evaluation& e, const Plan& pl
   log.line(concat(" ", values, "  ", e.images, " images ", short_time(e.seconds)));
   std::vector<ClassResult> classes = r.per_class;
   std::erase_if(classes, [](const ClassResult& c) { return c.ground_truths == 0; });
-  std::ranges::stable_sort(classes, std::ranges::greater(), &ClassResult::AP);
+  std::ranges::stable_sort(classes, {}, &ClassResult::AP);
+  std::vector<std::string> names;
+  for (const ClassResult& c : classes) names.push_back(printable(c.name) + formatted(" %.2f", c.AP));
   std::string line;
   const auto add = [&](const std::string& text) { line += concat(line.empty() ? "  " : "; ", text); };
   if (!std::isnan(e.loss)) add("validation loss " + formatted("%.3f", e.loss));
   if (best) add("best so far");
-  if (classes.size() > 1) {
-    const size_t each = std::min<size_t>(3, classes.size() / 2);
-    std::vector<std::string> all;
-    for (const ClassResult& c : classes) all.push_back(printable(c.name) + formatted(" %.2f", c.AP));
-    add(concat("AP of classes: highest ", listed({all.begin(), all.begin() + each}), "; lowest ",
-               listed({all.end() - each, all.end()})));
-  }
+  if (names.size() > 1) add("lowest AP: " + listed(names, 3));
   log.line(line);
   if (!metrics) return;
   Metrics::Row row{{"epoch", double((steps - 1) / plan.per_epoch + 1)}, {"iteration", double(steps)}};
@@ -284,8 +280,9 @@ void Progress::log_end(const Training& t, const Plan& plan, int signal) {
                            "; resume with: ./train --resume ", shell_word(run)));
   const double best = std::max(t.best.score, t.score.value_or(-1));
   const std::string found = concat(", best ", score_of({}).name, " ", formatted("%.4f", best), " in ", run);
-  log.line(concat("done: ", run, "/last.pth",
-                  best < 0 || !std::filesystem::exists(run + "/best.pth") ? "" : found + "/best.pth"));
+  std::error_code unknown;
+  const bool kept = best >= 0 && std::filesystem::exists(run + "/best.pth", unknown);
+  log.line(concat("done: ", run, "/last.pth", kept ? found + "/best.pth" : ""));
 }
 
 void log_classes(Log& log, const Splits& splits) {

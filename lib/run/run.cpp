@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run/run.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -219,6 +221,8 @@ Training new_training(const Config& config, YOLOX model, YOLOX ema, const Weight
 
 std::string open_run_folder(const Config& config, const SavedRun& saved, Ranks& ranks) {
   std::string folder;
+  check(!saved || !ranks.first() || access(saved.run.c_str(), W_OK) == 0, "cannot write to ", saved.run,
+        "; check its permissions");
   if (ranks.first())
     folder = saved ? saved.run : create_run_folder(config.out, config.model + "-" + data_name(config.data));
   return ranks.broadcast(folder);

@@ -142,8 +142,8 @@ void crash_context(const std::string& folder, const std::string& text, const std
 // Sets the description of the current step. Only one thread may call it.
 void crash_step(const std::string& text);
 
-// Writes a report about the exception that the enclosing catch block handles. more: additional lines, such as
-// the memory of the GPU. Does nothing before crash_context().
-void write_crash(const std::string& more = "");
+// Writes a report about the exception that the enclosing catch block handles. Does nothing before
+// crash_context().
+void write_crash();
 
 }  // namespace yolox

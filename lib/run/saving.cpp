@@ -184,7 +184,6 @@ std::string newest_run() {
 }
 
 void lock_run_folder(const std::string& run) {
-  check(access(run.c_str(), W_OK) == 0, "cannot write to ", run, "; check its permissions");
   for (const char* name : {"last.pth", "last.bak.pth", "best.pth"}) {
     const std::string path = run + "/" + name;
     check(!is_irregular_file(path), path,
@@ -216,7 +215,8 @@ std::string create_run_folder(const std::string& wanted, const std::string& name
   } else {
     fs::create_directories(wanted, error);
   }
-  check(!error, "cannot write to ", folder, ": ", error.message(), "; give another --out");
+  check(!error && access(folder.c_str(), W_OK) == 0, "cannot write to ", folder,
+        error ? ": " + error.message() : "", "; give another --out");
   lock_run_folder(folder);
   remove_unstarted_checkpoint(folder);
   fs::remove(folder + "/parts", error);  // of a run that never started
@@ -345,8 +345,9 @@ std::string Saver::load(Training& t, const SavedRun& saved) {
   return note;
 }
 
-// Returns the folder of the run that --resume means: a folder, its last.pth, "newest" for newest_run(), or
-// "auto" for `out` (--out); "" if a new run begins. Throws UsageError if there is no such run.
+// Returns the folder of the run that --resume means: a folder, its last.pth, "newest" or "last" for
+// newest_run(), or "auto" for `out` (--out); "" if a new run begins. Throws UsageError if there is no such
+// run.
 static std::string run_to_resume(const std::string& resume, const std::string& out) {
   if (resume == "auto") {
     combination_check(!out.empty(), "--resume auto needs --out DIR, the folder of the run");
