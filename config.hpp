@@ -207,8 +207,8 @@ inline void check_config(const Config& c) {
                                      {"--bs auto, because a graph needs memory of its own", c.bs == 0}})
     usage_check(!c.graph || !given, "--graph cannot be used with ", other, "; give --no-graph");
   usage_check(std::max(0.0, c.warmup_epochs) + std::max(0.0, c.no_aug_epochs) <= c.epochs * (1 + 1e-9),
-              "--warmup-epochs ", c.warmup_epochs, " plus --no-aug-epochs ", c.no_aug_epochs,
-              " exceeds --epochs ", c.epochs);
+              "--warmup-epochs ", std::max(0.0, c.warmup_epochs), " plus --no-aug-epochs ",
+              std::max(0.0, c.no_aug_epochs), " exceeds --epochs ", c.epochs, "; give smaller ones");
   combination_check(c.gpus == 0 || c.procs == 0, "--gpus and --procs cannot be used together");
 }
 
@@ -282,8 +282,10 @@ inline std::string data_name(const std::string& data) {
 // per rank. A resumed run, which may have other ranks now, keeps both: then the shares of the ranks differ by
 // one image, and a rank splits its share in at most as many parts as it has images.
 inline void check_divisible_by_ranks(const Config& c, int ranks, bool resumed) {
-  usage_check(c.bs % ranks == 0 || (resumed && c.bs > ranks), "--bs ", c.bs, " is not divisible by the ",
-              ranks, " ranks; give ", c.bs < ranks ? "" : concat(c.bs / ranks * ranks, " or "),
+  usage_check(!resumed || c.bs == 0 || c.bs >= ranks, "the run has --bs ", c.bs, "; give at most ", c.bs,
+              " ranks");
+  usage_check(c.bs % ranks == 0 || resumed, "--bs ", c.bs, " is not divisible by the ", ranks,
+              " ranks; give ", c.bs < ranks ? "" : concat(c.bs / ranks * ranks, " or "),
               (c.bs / ranks + 1) * ranks);
   usage_check(c.bs == 0 || c.accum <= c.bs / ranks || resumed, "--accum ", c.accum,
               " is too large: each rank has only ", c.bs / ranks, " images per step");

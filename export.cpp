@@ -227,7 +227,7 @@ static void run(int argc, char** argv) {
                       config.nms ? "[D, 7]" : concat("[B, A, ", 5 + loaded.model->num_classes, "]"), " (",
                       output->second, ")\n")
             << (difference.empty()
-                    ? "not checked: no Python with onnxruntime; type pip install onnxruntime and export again"
+                    ? "not checked: no Python with onnxruntime; see docs/export.md"
                     : "checked against the model on a drawn scene: max difference " + difference)
             << "\n";
 }

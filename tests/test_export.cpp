@@ -65,7 +65,7 @@ PROGRAM_TEST("export: each file has the outputs of the model, for all six sizes 
   for (const std::string& flags : all) check_export("yolox-nano", flags);
   const Outcome without = shell(dir, "PYTHON=none $YOLOX_PROGRAMS/export --weights m.pth --out m.onnx");
   CHECK(without.code == 0);
-  CHECK_HAS(without.out, "\nnot checked: no Python with onnxruntime; type pip install onnxruntime");
+  CHECK_HAS(without.out, "\nnot checked: no Python with onnxruntime; see docs/export.md");
 }
 
 PROGRAM_TEST("export: the metadata of a file describes the model and its input; boxes are decoded") {

@@ -277,7 +277,8 @@ split folders | train/xmls/a.xml(a) train/images/a.jpg test/xmls/b.xml(b) test/i
 splits below | Annotations/Train/a.xml(a) JPEGImages/Train/a.jpg Annotations/val/a.xml(b) JPEGImages/val/a.jpg | /Train/a.jpg\n | /val/a.jpg\n
 lists beside | OBJECTS train.txt(JPEGImages/a.jpg Annotations/a.xml) Val.txt(b) | Images/a.jpg\n | (val): DIR/JPEGImages/b.jpg
 deeper images | labels/a.xml(cat) images/set/a.jpg images/set/b.jpg | : DIR/images/set/a.jpg\n | not used: set/b
-images in splits | annotations/a.xml(a) annotations/b.xml(b) images/train/a.jpg images/val/b.jpg | /train/a.jpg\n | (val): DIR/images/val/b.jpg\n
+images in splits | annotations/a.c.xml(a) annotations/b.xml(b) images/train/a.c.jpg images/val/b.jpg | /train/a.c.jpg\n | (val): DIR/images/val/b.jpg\n
+images beside labels | annotations/a.b.xml(a) annotations/a.b.png | : DIR/annotations/a.b.png\n
 YOLO, and a stray file | images/a.jpg images/b.jpg labels/a.txt(#0) labels/b.txt(#0) labels/a.xml(x) classes.txt(cat) | classes cat\n
 masks | annotations/xmls/a.xml(a) annotations/xmls/b.xml(a) annotations/masks/b.png images/a.jpg | : DIR/images/a.jpg DIR/images/b.jpg\n
 )";
@@ -993,8 +994,7 @@ folders of splits deeper down | annotations/train.json(a.jpg) annotations/val.js
  x/val/images/a.jpg | train.json: DIR/x/train/images/a.jpg | val.json: DIR/x/val/images/a.jpg
 files of other programs | train.json(a.jpg) val.json.bak(a.jpg) val_found.json([]) test_args.json({"lr": 1}) a.jpg | one split
 names without extension | train.json(a) a.jpg | error: | there is DIR/a.jpg: correct file_name
-labels with two flags, confidence and track | data.yaml(train: images;names: [a];) images/a.jpg
- labels/a.txt(0 0.5 0.5 0.2 0.4 0 1;0 0.5 0.5 0.2 0.4 0.9 7) | a.txt:1: "0 | a.txt:2: "0 | delete the last two columns
+more columns | data.yaml(train: images;names: [a];) images/a.jpg labels/a.txt(0 .5 .5 .2 .4 0 1;0 .5 .5 .2 .4 .9 7) | a.txt:1: "0 | a.txt:2: "0 | last two columns
 )"));
   check_rows(
       {{"two label files of one picture",

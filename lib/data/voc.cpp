@@ -138,7 +138,7 @@ static Source read_voc_split(Voc& voc, const std::string& split) {
   Source source;
   source.name = concat(voc.root, " (", split, ")");
   source.skipped = voc.skipped;
-  if (!voc.note.empty()) source.notes.push_back(voc.note);
+  if (!voc.note.empty()) source.notes.push_back(std::exchange(voc.note, ""));
   for (const auto& [name, id] : voc.classes) source.coco.categories.push_back({id, name});
   const Part& part = voc.splits.at(split);
   // By the last part of the name: XML files, and images that no XML file has the name of.
@@ -231,7 +231,7 @@ static void read_voc_lists(Voc& voc, const fs::path& folder, bool needed) {
 // Sets the splits to those of the folders of the labels, else of their images.
 static void split_by_folders(Voc& voc) {
   std::map<std::string, std::set<std::string>> of_images;
-  for (const auto& [name, files] : voc.images) of_images[lower_stem(name)].insert(split_of_name(name));
+  for (const auto& [name, files] : voc.images) of_images[lower_stem(files[0])].insert(split_of_name(name));
   for (const auto& [name, xml] : voc.all) {
     const auto& of_image = of_images[lower_stem(xml)];
     std::string split = split_of_name(name);
@@ -270,14 +270,16 @@ static SplitReaders find_voc(const fs::path& root, bool nested) {
   check(folders.size() <= 1, "--data ", root.string(),
         " has several Pascal VOC data sets; give one: ", listed({folders.begin(), folders.end()}));
   voc->root = *folders.begin();
+  std::map<std::string, std::vector<std::string>> masks;  // or images beside the labels
   for (const std::string& file : files) {
     if (!file.starts_with(voc->root + "/")) continue;
     const VocPlace place = voc_place(file, voc->root);
     if (has_extension(file, {".xml"}) && place.folder.empty() &&
         (place.in_folder || pictures.count(lower_stem(file))))
       voc->all.emplace(place.name, file);
-    if (is_picture(file) && !place.of_labels) voc->images[place.name].push_back(file);
+    if (is_picture(file)) (place.of_labels ? masks : voc->images)[place.name].push_back(file);
   }
+  if (voc->images.empty()) voc->images = masks;
   if (voc->all.empty()) return {};
   const fs::path base = voc->root, lists = base / "ImageSets";
   for (const fs::path& place : {lists / "Main", lists, base / "annotations", base})
