@@ -288,8 +288,6 @@ static void protect_sources(const FrameSource& source, const Config& config) {
   protect_inputs("--json", config.json, inputs);
   const fs::path given = fs::absolute(config.source);
   protect_inputs("--save", config.save, {fs::is_directory(given) ? given : given.parent_path()});
-  for (const fs::path file : source.files)  // a link in --save
-    protect_inputs("--save", config.save + "/" + drawn_name(file.filename().string()), {file.string()});
   if (!config.txt || source.files.empty()) return;
   const fs::path labels = fs::path(yolo_label_file(source.files[0])).parent_path();
   protect_inputs("--txt", config.save + "/labels", {labels});

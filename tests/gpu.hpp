@@ -10,7 +10,7 @@
 namespace yolox::test {
 
 inline const torch::Device kGpu(torch::kCUDA, 0);
-inline const int kGpus = kSimulated ? 4 : int(torch::cuda::device_count());
+inline const int kGpus = kSimulated ? 3 : int(torch::cuda::device_count());
 
 // Random images with random boxes of 80 classes.
 inline Loader::Make noise(int side, int objects) {

@@ -85,7 +85,7 @@ absolute | annotations/x.json(DIR/elsewhere/a.jpg) elsewhere/a.jpg | : DIR/elsew
 absolute, outside of the data set | set/annotations/x.json(DIR/elsewhere/a.jpg) elsewhere/a.jpg --data=set
  | : DIR/elsewhere/a.jpg
 no images | a/annotations/x.json(a.png) --data=a | error: DIR/a/annotations/x.json: none of its images was found
- under DIR/a, such as a.png; give this file as --data and their folder with --images DIR
+ under DIR/a, such as a.png; correct file_name, or give this file as --data
 outside of the data set | g/x.json(b.png) b.png --data=g | none of its images
 longer than any path | x.json(LONG) | none of its images
 a folder is no image | x.json(images/) images/a.jpg | none of its images
@@ -233,21 +233,22 @@ TEST_CASE("formats: Pascal VOC objects are read with class, box and line number"
             {"Annotations/sub/f.xml", voc("<size><width>1e12</width><height>-5</height></size>")},
             {"JPEGImages/old name.jpg", ""}});
   put(dir, files("JPEGImages/b.JPG JPEGImages/a.PnG JPEGImages/other.jpg JPEGImages/sub/f.webp"));
-  // The name of the XML file is preferred to <filename>. c has no image; its path is a guess. A later check
+  // The name of the XML file is preferred to <filename>. c has no image. A later check
   // refuses the box of the second object of b.
   CHECK_HAS(reading(dir),
-            "train DIR (all): DIR/JPEGImages/a.PnG DIR/JPEGImages/b.JPG DIR/JPEGImages/c.jpg "
+            "train DIR (all): DIR/JPEGImages/a.PnG DIR/JPEGImages/b.JPG "
             "DIR/JPEGImages/other.jpg DIR/JPEGImages/sub/f.webp\nclasses Cat, cat, dog & co\n"
             "box DIR/Annotations/a.xml:3 class 0 [1 2 2 2]\n"
             "box DIR/Annotations/b.xml:6 class 2 [10.25 -2 20.25 102] crowd\n"
             "box DIR/Annotations/b.xml:13 class 1 [5 6 0 -2]\n"
+            "label file without image: DIR/Annotations/c.xml: its image c.jpg is missing\n"
             "note: DIR (all): 1 images have no XML file and are not used: old name\none split");
   const Source source = read_sources({dir.path.string()}).train;
   CHECK_FALSE(source.relative);
   std::string sizes;
   for (const auto& image : source.coco.images)
     sizes += concat(image.id, " ", image.width, "x", image.height, ", ");
-  CHECK(sizes == "1 0x0, 2 640x480, 3 0x0, 4 0x0, 5 0x0, ");
+  CHECK(sizes == "1 0x0, 2 640x480, 3 0x0, 4 0x0, ");
   CHECK(source.coco.annotations.at(0).area == 4);
 }
 
@@ -277,10 +278,10 @@ split folders | train/xmls/a.xml(a) train/images/a.jpg test/xmls/b.xml(b) test/i
 splits below | Annotations/Train/a.xml(a) JPEGImages/Train/a.jpg Annotations/val/a.xml(b) JPEGImages/val/a.jpg | /Train/a.jpg\n | /val/a.jpg\n
 lists beside | OBJECTS train.txt(JPEGImages/a.jpg Annotations/a.xml) Val.txt(b) | Images/a.jpg\n | (val): DIR/JPEGImages/b.jpg
 deeper images | labels/a.xml(cat) images/set/a.jpg images/set/b.jpg | : DIR/images/set/a.jpg\n | not used: set/b
-images in splits | annotations/a.c.xml(a) annotations/b.xml(b) images/train/a.c.jpg images/val/b.jpg | /train/a.c.jpg\n | (val): DIR/images/val/b.jpg\n
+images in splits | annotations/a.c.xml(a) annotations/b.xml(b) images/train/a.c.jpg images/val/b.jpg masks/b.png | /train/a.c.jpg\n | (val): DIR/images/val/b.jpg\n
 images beside labels | annotations/a.b.xml(a) annotations/a.b.png | : DIR/annotations/a.b.png\n
 YOLO, and a stray file | images/a.jpg images/b.jpg labels/a.txt(#0) labels/b.txt(#0) labels/a.xml(x) classes.txt(cat) | classes cat\n
-masks | annotations/xmls/a.xml(a) annotations/xmls/b.xml(a) annotations/masks/b.png images/a.jpg | : DIR/images/a.jpg DIR/images/b.jpg\n
+masks | annotations/xmls/a.xml(a) annotations/xmls/b.xml(a) masks/b.png images/a.jpg | : DIR/images/a.jpg\n | b.xml: its image b is missing
 )";
   std::string text = replaced(table, "OBJECTS",
                               "Annotations/a.xml(cat) Annotations/b.xml(dog) Annotations/c.xml(cow) "
@@ -339,7 +340,8 @@ TEST_CASE("formats: unreadable Pascal VOC files and objects are skipped and repo
        "2</xmin></bndbox></object>",
        "xmin is \"1\\x072\""}};
   TempDir dir;
-  put(dir, files("JPEGImages/good.jpg Annotations/good.xml(cat) Annotations/folder.xml/"));
+  put(dir, files("JPEGImages/good.jpg JPEGImages/objects.jpg JPEGImages/bomb.jpg Annotations/good.xml(cat) "
+                 "Annotations/folder.xml/"));
   std::string list = "good\nfolder\nobjects\nbomb\ngone\n../../etc/passwd\n", objects;
   Names wanted = {"classes &c;&x;, cat\n",  // entities are not expanded
                   "label file missing: DIR/Annotations/gone.xml: ",
@@ -993,7 +995,8 @@ a folder with a part of the images | annotations/train.json(a.jpg,b.jpg,c.jpg) a
 folders of splits deeper down | annotations/train.json(a.jpg) annotations/val.json(a.jpg;1 1 [5,5,9,9]) x/train/images/a.jpg
  x/val/images/a.jpg | train.json: DIR/x/train/images/a.jpg | val.json: DIR/x/val/images/a.jpg
 files of other programs | train.json(a.jpg) val.json.bak(a.jpg) val_found.json([]) test_args.json({"lr": 1}) a.jpg | one split
-names without extension | train.json(a) a.jpg | error: | there is DIR/a.jpg: correct file_name
+names without extension | train.json(a) a.jpg | error: | such as a; correct file_name
+folders with the names of splits in them | my_train/labels.json(a.jpg) my_train/a.jpg my_val/labels.json(b.jpg) my_val/b.jpg | val DIR/my_val/labels.json: DIR/my_val/b
 more columns | data.yaml(train: images;names: [a];) images/a.jpg labels/a.txt(0 .5 .5 .2 .4 0 1;0 .5 .5 .2 .4 .9 7) | a.txt:1: "0 | a.txt:2: "0 | last two columns
 )"));
   check_rows(

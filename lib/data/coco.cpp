@@ -72,17 +72,12 @@ Source read_coco_source(const std::string& json, const std::string& images, cons
                                    ", or give this file as --data and the folder with --images DIR");
     return std::ranges::any_of(source.files, [](const auto& file) { return is_file(file); });
   };
-  if (!found(root) && (data.empty() || !found(data))) {
-    const std::string stem = lower(fs::path(names[0]).stem().string());
-    std::string alike;
-    for (const std::string& file : files_under(data.empty() ? root : data, kImages, source.skipped))
-      if (lower(fs::path(file).stem().string()) == stem) alike = "; there is " + file + ": correct file_name";
+  if (!found(root) && (data.empty() || !found(data)))
     fail(images.empty() ? "" : "--images " + images + ": ", json, ": none of its images was found under ",
          root.string(), ", such as ", names[0],
-         !alike.empty()   ? alike
-         : images.empty() ? "; give this file as --data and their folder with --images DIR"
-                          : "; give the folder with these images");
-  }
+         images.empty()
+             ? "; correct file_name, or give this file as --data and their folder with --images DIR"
+             : "; give the folder with these images");
   merge_repeated_images(source);
   return source;
 }
@@ -108,11 +103,12 @@ SplitReaders coco_splits(const fs::path& root) {
         files.push_back(path);
         continue;
       }
-      // Damaged, or in place of a split. Other programs have JSON files, too.
-      const std::string text = read_head(path, 1 << 20);
-      if (text.empty() || !other_format(path).empty() ||
-          (json && (text.find("\"annotation") != std::string::npos || !split_of(path.stem()).empty())))
-        others.push_back(path);
+      // Damaged files, which may be those of a split. Other programs have JSON files, too.
+      const std::string text = read_head(path, 1 << 20), name = path.lexically_relative(root).string();
+      bool wanted = text.empty() || !other_format(path).empty() || (json && !split_of(path.stem()).empty());
+      for (const char* word : {"instances", "annotation"})
+        wanted = wanted || (json && name.find(word) != std::string::npos);
+      if (wanted || (json && text.find("\"images\"") != std::string::npos)) others.push_back(path);
     }
   };
   add(root / "annotations");
@@ -130,7 +126,10 @@ SplitReaders coco_splits(const fs::path& root) {
   // The name of the split is in the file name or in the folder name (train/_annotations.coco.json).
   const auto split_in = [&](const fs::path& file) {
     const fs::path place = fs::path(file).replace_extension().lexically_relative(root);
-    return split_name((split_of(place.parent_path()).empty() ? place.filename() : place).string());
+    const std::string name = place.filename().string(), whole = place.string();
+    for (const std::string& text : {split_of(place.parent_path()).empty() ? name : whole, whole})
+      if (const std::string split = split_name(text); std::ranges::count(kSplits, split)) return split;
+    return name;
   };
   std::map<std::string, std::vector<std::string>> named;
   for (const auto& file : boxes.empty() ? files : boxes) named[split_in(file)].push_back(file.string());

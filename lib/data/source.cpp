@@ -444,7 +444,8 @@ static int rank_of(const fs::path& place, const std::string& split) {
   return std::ranges::any_of(names, suits) ? 1 : 4;
 }
 
-bool other_split(const std::string& a, const std::string& b) {
+// Returns true for two different splits.
+static bool other_split(const std::string& a, const std::string& b) {
   return a != b && !a.empty() && !b.empty() && a != "trainval" && b != "trainval";
 }
 

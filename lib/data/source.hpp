@@ -179,11 +179,8 @@ std::string other_format(const fs::path& file);
 // "test".
 std::string split_name(const std::string& name);
 
-// Returns the split that the name of a folder or file in a path is, but for digits and signs: "val2017/a" ->
-// "val". "" if there is none.
+// Returns the split in a path, but for digits and signs: "val2017/a" -> "val". "" if there is none.
 std::string split_of(const fs::path& path);
-// Returns true for two different splits.
-bool other_split(const std::string& a, const std::string& b);
 
 // Names of folders, keys and lists that hold a split.
 inline const std::vector<std::string> kSplits = {"train", "trainval", "val", "valid", "validation", "test"};
@@ -241,7 +238,7 @@ Labels read_voc_xml(const std::string& path);
 // of folders. Returns an empty map for any other folder.
 SplitReaders voc_splits(const fs::path& root);
 
-// Finds the only such folder with a folder of XML files below a folder. Throws if there are several.
+// Finds the only such folder one or two levels below a folder. Throws if there are several.
 SplitReaders nested_voc_splits(const fs::path& root);
 
 // ---- YOLO: a data.yaml or obj.data, and a text file for each image

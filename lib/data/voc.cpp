@@ -145,14 +145,15 @@ static Source read_voc_split(Voc& voc, const std::string& split) {
   std::map<std::string, int> xmls;
   std::map<std::string, std::vector<std::string>> others;
   for (const auto& [name, xml] : part) ++xmls[lower_stem(xml)];
+  const bool any = voc.has_lists || split == "all";  // images may be in any folder
+  const auto of_split = [&](const auto& entry) { return split_of_name(entry.first) == split; };
+  const std::string folder_split = std::ranges::any_of(voc.images, of_split) ? split : "";
   for (const auto& [name, files] : voc.images)
     for (const std::string& file : files)
-      if (!voc.all.count(name) && (split == "all" || !other_split(split_of_name(name), split)))
+      if (!voc.all.count(name) && (any || split_of_name(name) == folder_split))
         others[lower_stem(file)].push_back(file);
-  // Masks may have the names of images, so that the last part alone counts only where no whole name does.
+  // Masks may have the names of images: where a whole name counts, the last part alone needs <filename>.
   const bool whole = std::ranges::any_of(part, [&](const auto& e) { return voc.images.count(e.first) > 0; });
-  const fs::path images =
-      voc.images.empty() ? fs::path(voc.root) : fs::path(voc.images.begin()->second[0]).parent_path();
   std::set<fs::path> used, folders;
   for (const auto& [name, xml] : part) {
     Labels& labels = voc.labels[xml];
@@ -163,17 +164,18 @@ static Source read_voc_split(Voc& voc, const std::string& split) {
     std::vector<std::string> files;
     if (voc.images.count(name)) files = voc.images.at(name);
     for (const std::string& stem : {own, named})
-      if (files.empty() && xmls[stem] <= 1 && (stem != own || !whole)) files = others[stem];
-    if (files.empty() && named != own && xmls[named] > 0) {
+      if (files.empty() && xmls[stem] <= 1) files = others[stem];
+    const auto is_named = [&](const fs::path& file) { return file.filename() == labels.image; };
+    if (std::ranges::any_of(files, is_named) || (whole && !voc.images.count(name)))
+      std::erase_if(files, std::not_fn(is_named));
+    if (files.empty() && labels.usable) {
       source.coco.problems.push_back(
-          {"label file without image", concat(xml, ": its image ", labels.image, " has another label file")});
+          {"label file without image",
+           concat(xml, ": its image ", labels.image.empty() ? own : labels.image,
+                  xmls[named] > 0 && named != own ? " has another label file" : " is missing")});
       continue;
     }
-    const auto is_named = [&](const fs::path& file) { return file.filename() == labels.image; };
-    if (std::ranges::any_of(files, is_named)) std::erase_if(files, std::not_fn(is_named));
-    const std::string expected = (images / (labels.image.empty() ? name + ".jpg" : labels.image)).string();
-    if (files.empty())
-      files = {is_file(expected) ? fs::path(xml).replace_extension(".jpg").string() : expected};
+    if (files.empty()) files = {xml};  // for its problems
     used.insert(files.begin(), files.end());
     folders.insert(fs::path(files[0]).parent_path());
     if (files.size() > 1)
@@ -182,8 +184,11 @@ static Source read_voc_split(Voc& voc, const std::string& split) {
       add_image(source, files[0], xml, labels);
   }
   std::vector<std::string> unlabelled;
+  std::set<std::string> labelled;
+  for (const auto& [_, xml] : voc.all) labelled.insert(lower_stem(xml));
   for (const auto& [name, files] : voc.images)
-    if (!voc.has_lists && !used.count(files[0]) && folders.count(fs::path(files[0]).parent_path()))
+    if (!voc.has_lists && !used.count(files[0]) && !labelled.count(lower_stem(files[0])) &&
+        folders.count(fs::path(files[0]).parent_path()))
       unlabelled.push_back(name);
   if (!unlabelled.empty())
     source.notes.push_back(concat("note: ", source.name, ": ", unlabelled.size(),
@@ -201,7 +206,8 @@ static void read_voc_lists(Voc& voc, const fs::path& folder, bool needed) {
   // A name, or the path of an image or XML file, maybe of another machine.
   const auto name_of = [&](const std::string& text) {
     const fs::path path = fs::path(to_forward_slashes(text)).lexically_normal();
-    std::string name = is_picture(path) || has_extension(path, {".xml"}) ? voc_place(path).name : text;
+    std::string name =
+        is_picture(path) || has_extension(path, {".xml"}) ? voc_place(path.relative_path()).name : text;
     for (size_t at; !voc.all.count(name) && (at = name.find('/')) != std::string::npos;)
       name.erase(0, at + 1);
     return voc.all.count(text) ? text : name;
@@ -231,7 +237,9 @@ static void read_voc_lists(Voc& voc, const fs::path& folder, bool needed) {
 // Sets the splits to those of the folders of the labels, else of their images.
 static void split_by_folders(Voc& voc) {
   std::map<std::string, std::set<std::string>> of_images;
-  for (const auto& [name, files] : voc.images) of_images[lower_stem(files[0])].insert(split_of_name(name));
+  for (const auto& [name, files] : voc.images)
+    if (const std::string split = split_of_name(name); !split.empty())
+      of_images[lower_stem(files[0])].insert(split);
   for (const auto& [name, xml] : voc.all) {
     const auto& of_image = of_images[lower_stem(xml)];
     std::string split = split_of_name(name);
@@ -258,11 +266,12 @@ static SplitReaders find_voc(const fs::path& root, bool nested) {
   int64_t yolo = 0;  // label files of YOLO less those of VOC
   for (const std::string& file : files) {
     const bool xml = has_extension(file, {".xml"}), matches = pictures.count(lower_stem(file)) > 0;
-    yolo += matches * (int(has_extension(file, {".txt"})) - int(xml));
+    const bool beside = pictures.count(fs::path(file).replace_extension().string()) > 0,
+               txt = has_extension(file, {".txt"}) && (beside || file.find("/labels/") != std::string::npos);
+    yolo += matches * (int(txt) - int(xml));
     if (!xml) continue;
     const VocPlace place = voc_place(file, root);
     const auto depth = std::distance(place.folder.begin(), place.folder.end());
-    const bool beside = pictures.count(fs::path(file).replace_extension().string()) > 0;
     if (depth <= 2 && (depth > 0) == nested && (place.in_folder || (nested ? beside : matches)))
       folders.insert((depth == 0 ? root : root / place.folder).string());
   }
@@ -270,16 +279,15 @@ static SplitReaders find_voc(const fs::path& root, bool nested) {
   check(folders.size() <= 1, "--data ", root.string(),
         " has several Pascal VOC data sets; give one: ", listed({folders.begin(), folders.end()}));
   voc->root = *folders.begin();
-  std::map<std::string, std::vector<std::string>> masks;  // or images beside the labels
   for (const std::string& file : files) {
     if (!file.starts_with(voc->root + "/")) continue;
     const VocPlace place = voc_place(file, voc->root);
     if (has_extension(file, {".xml"}) && place.folder.empty() &&
         (place.in_folder || pictures.count(lower_stem(file))))
       voc->all.emplace(place.name, file);
-    if (is_picture(file)) (place.of_labels ? masks : voc->images)[place.name].push_back(file);
+    const bool of_images = !place.of_labels || is_file(fs::path(file).replace_extension(".xml"));  // no mask
+    if (is_picture(file) && of_images) voc->images[place.name].push_back(file);
   }
-  if (voc->images.empty()) voc->images = masks;
   if (voc->all.empty()) return {};
   const fs::path base = voc->root, lists = base / "ImageSets";
   for (const fs::path& place : {lists / "Main", lists, base / "annotations", base})

@@ -217,12 +217,10 @@ void Progress::log_evaluation(int64_t steps, const Evaluation& e, const Plan& pl
   std::ranges::stable_sort(classes, {}, &ClassResult::AP);
   std::vector<std::string> names;
   for (const ClassResult& c : classes) names.push_back(printable(c.name) + formatted(" %.2f", c.AP));
-  std::string line;
-  const auto add = [&](const std::string& text) { line += concat(line.empty() ? "  " : "; ", text); };
-  if (!std::isnan(e.loss)) add("validation loss " + formatted("%.3f", e.loss));
-  if (best) add("best so far");
-  if (names.size() > 1) add("lowest AP: " + listed(names, 3));
-  log.line(line);
+  const std::string line =
+      concat(std::isnan(e.loss) ? "" : "; validation loss " + formatted("%.3f", e.loss),
+             best ? "; best so far" : "", names.size() > 1 ? "; lowest AP: " + listed(names, 3) : "");
+  if (!line.empty()) log.line(" " + line.substr(1));
   if (!metrics) return;
   Metrics::Row row{{"epoch", double((steps - 1) / plan.per_epoch + 1)}, {"iteration", double(steps)}};
   for (const auto& cell : evaluation_cells(e)) row.push_back(cell);
