@@ -85,7 +85,7 @@ absolute | annotations/x.json(DIR/elsewhere/a.jpg) elsewhere/a.jpg | : DIR/elsew
 absolute, outside of the data set | set/annotations/x.json(DIR/elsewhere/a.jpg) elsewhere/a.jpg --data=set
  | : DIR/elsewhere/a.jpg
 no images | a/annotations/x.json(a.png) --data=a | error: DIR/a/annotations/x.json: none of its images was found
- under DIR/a, such as a.png; correct file_name, or give this file as --data
+ under DIR/a, such as a.png; correct file_name, or give this file as --data and their folder with --images DIR
 outside of the data set | g/x.json(b.png) b.png --data=g | none of its images
 longer than any path | x.json(LONG) | none of its images
 a folder is no image | x.json(images/) images/a.jpg | none of its images
@@ -687,8 +687,7 @@ images and labels with names | a/images/train/a.jpg a/images/val/b.jpg a/labels/
  a/labels/classes.txt(cat;red dog;;) --data=a | (train): DIR/a/images/train/a.jpg\nclasses cat, red dog\nbox
  | (val): DIR/a/images/val/b.jpg
 one folder of images | images/a.jpg labels/a.txt(#1) classes.txt(cat;dog) | (all): DIR/images/a.jpg\nclasses cat, dog
-folders of splits | images/train2017/a.jpg images/Test/b.jpg labels/train2017/a.TXT(#0) labels/Test/b.txt(#0) classes.txt(cat)
- | (train): DIR/images/train2017/a.jpg\nclasses cat\nbox DIR/labels/train2017/a.TXT:1 | (test): DIR/images/Test/b.jpg
+folders of splits | images/train2017/a.jpg images/Test/b.jpg labels/train2017/a.TXT(#0) labels/Test/b.txt(#0) classes.txt(cat) | (train): DIR/images/train2017/a.jpg\nclasses cat\nbox DIR/labels/train2017/a.TXT:1 | (test): DIR/images/Test/b.jpg
 an empty line is a class | images/a.jpg labels/a.txt(#1) classes.txt(cat;;dog) | classes.txt:2: empty line
 without names | images/train/a.jpg images/val/b.jpg labels/train/a.txt(#1)
  | write DIR/data.yaml with the lines "train: images/train", "val: images/val", "names: [first, second]", or a
@@ -997,7 +996,7 @@ folders of splits deeper down | annotations/train.json(a.jpg) annotations/val.js
 files of other programs | train.json(a.jpg) val.json.bak(a.jpg) val_found.json([]) test_args.json({"lr": 1}) a.jpg | one split
 names without extension | train.json(a) a.jpg | error: | such as a; correct file_name
 folders with the names of splits in them | my_train/labels.json(a.jpg) my_train/a.jpg my_val/labels.json(b.jpg) my_val/b.jpg | val DIR/my_val/labels.json: DIR/my_val/b
-more columns | data.yaml(train: images;names: [a];) images/a.jpg labels/a.txt(0 .5 .5 .2 .4 0 1;0 .5 .5 .2 .4 .9 7) | a.txt:1: "0 | a.txt:2: "0 | last two columns
+more columns | data.yaml(train: images;names: [a];) images/a.jpg labels/a.txt(0 .5 .5 .2 .4 0 1;0 .5 .5 .2 .4 .9 7) | label cannot be read: DIR/labels/a.txt:1: | label cannot be read: DIR/labels/a.txt:2: | delete the last two columns
 )"));
   check_rows(
       {{"two label files of one picture",

@@ -507,7 +507,8 @@ PROGRAM_TEST("train: --resume takes last.pth or finds the newest run, and refuse
          "--optimizer out, or start a new run from its weights"},
         {"--freeze neck", "--freeze neck differs from the run's 'backbone'"},
         {"--data other", from_weights + "--data other --weights runs/a/last.pth"},
-        {"--bs 3", "leave --bs, --data and --val-fraction out, or " + from_weights}}) {
+        {"--bs 3", "so the run cannot be resumed with them; leave --bs, --data and --val-fraction out, or " +
+                       from_weights + "--data ... --weights runs/a/last.pth"}}) {
     check_refusal(dir, "train", concat("--resume runs/a ", flags), 2, message);
     CHECK_FALSE(fs::exists(dir / "runs/a/crash.txt"));
   }

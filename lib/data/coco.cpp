@@ -82,8 +82,7 @@ Source read_coco_source(const std::string& json, const std::string& images, cons
   return source;
 }
 
-// Returns true if a file contains the names of the three lists of COCO. Of a large file only the start is
-// read, where one of them is enough.
+// Returns true if a file names the three lists of COCO, or the start of a large file one of them.
 static bool is_coco_file(const fs::path& path) {
   constexpr size_t kStart = 1 << 20;
   const std::string text = read_head(path, kStart);
@@ -93,22 +92,23 @@ static bool is_coco_file(const fs::path& path) {
   return found >= (text.size() < kStart ? 3 : 1);
 }
 
+// Returns true if a file that is no COCO file may be a damaged one. Other programs have JSON files, too.
+static bool is_damaged(const fs::path& file, const fs::path& root) {
+  const std::string text = read_head(file, 1 << 20), name = file.lexically_relative(root).string();
+  if (text.empty() || !other_format(file).empty()) return true;
+  bool known = !split_of(file.stem()).empty() || text.find("\"images\"") != std::string::npos;
+  for (const char* word : {"instances", "annotation"}) known = known || name.find(word) != std::string::npos;
+  return known && has_extension(file, {".json"});
+}
+
 SplitReaders coco_splits(const fs::path& root) {
   std::vector<fs::path> files, others, boxes;  // others: that are no COCO files
   const auto add = [&](const fs::path& folder, bool all = false) {
     for (const auto& path : listing(folder)) {
       if (lower(path.filename().string()).find(".json") == std::string::npos || is_folder(path)) continue;
-      const bool json = has_extension(path, {".json"});
-      if (json && is_file(path) && (is_coco_file(path) || (all && other_format(path).empty()))) {
-        files.push_back(path);
-        continue;
-      }
-      // Damaged files, which may be those of a split. Other programs have JSON files, too.
-      const std::string text = read_head(path, 1 << 20), name = path.lexically_relative(root).string();
-      bool wanted = text.empty() || !other_format(path).empty() || (json && !split_of(path.stem()).empty());
-      for (const char* word : {"instances", "annotation"})
-        wanted = wanted || (json && name.find(word) != std::string::npos);
-      if (wanted || (json && text.find("\"images\"") != std::string::npos)) others.push_back(path);
+      const bool usable = has_extension(path, {".json"}) && is_file(path) &&
+                          (is_coco_file(path) || (all && other_format(path).empty()));
+      (usable ? files : others).push_back(path);
     }
   };
   add(root / "annotations");
@@ -133,10 +133,10 @@ SplitReaders coco_splits(const fs::path& root) {
   };
   std::map<std::string, std::vector<std::string>> named;
   for (const auto& file : boxes.empty() ? files : boxes) named[split_in(file)].push_back(file.string());
-  // A file with the name of another split, such as an empty one, or val.json.gz: reading it says why it
-  // cannot be used.
+  // A damaged file of another split, or val.json.gz: reading it says why it cannot be used.
   for (const auto& file : named.empty() ? std::vector<fs::path>() : others)
-    if (const std::string split = split_in(file); std::ranges::count(kSplits, split) && !is_other_task(file))
+    if (const std::string split = split_in(file);
+        std::ranges::count(kSplits, split) && !is_other_task(file) && is_damaged(file, root))
       named.insert({split, {file.string()}});
   SplitReaders splits;
   for (const auto& [split, found] : named)

@@ -392,7 +392,7 @@ void write_field(JsonWriter& writer, const char* key, double value) {
 void write_field(JsonWriter& writer, const char* key, const std::string& value) {
   writer.Key(key);
   size_t at = 0;  // JSON is UTF-8
-  while (at < value.size() && utf8_bytes(value, at) > 0) at += utf8_bytes(value, at);
+  for (size_t bytes; at < value.size() && (bytes = utf8_bytes(value, at)) > 0;) at += bytes;
   const std::string text = at < value.size() ? printable(value) : value;
   writer.String(text.data(), static_cast<rapidjson::SizeType>(text.size()));
 }
