@@ -86,12 +86,6 @@ struct MixupDraw {
   std::vector<std::size_t> candidates;  // the first candidate with boxes is the second image
 };
 
-// Random parameters of HSV jitter and flip.
-struct ColourFlipDraw {
-  std::optional<HsvDraw> hsv;
-  bool flip = false;
-};
-
 // Random parameters of the augmentations that are off by default.
 struct ExtraDraw {
   bool flip_vertical = false;
@@ -106,7 +100,8 @@ struct SampleDraw {
   std::size_t index;
   std::optional<MosaicDraw> mosaic;
   std::optional<MixupDraw> mixup;  // only with mosaic
-  ColourFlipDraw colour_flip;
+  std::optional<HsvDraw> hsv = {};
+  bool flip = false;  // horizontal
   ExtraDraw extra = {};
 };
 
@@ -177,8 +172,8 @@ inline SampleDraw draw_sample(Rng& rng, const AugmentConfig& c, std::size_t n, s
     d.mosaic = draw_mosaic(rng, c, n, size);
     if (rng.bernoulli(c.mixup_prob)) d.mixup = draw_mixup(rng, c, n, size);
   }
-  if (rng.bernoulli(c.hsv_prob)) d.colour_flip.hsv = draw_hsv(rng, c);
-  d.colour_flip.flip = rng.bernoulli(c.flip_prob);
+  if (rng.bernoulli(c.hsv_prob)) d.hsv = draw_hsv(rng, c);
+  d.flip = rng.bernoulli(c.flip_prob);
   d.extra = draw_extra(rng, c);
   return d;
 }
@@ -324,7 +319,7 @@ template <class Pictures>
 void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
   const cv::Size size = sample.image.size();
   const auto flip = [&](cv::Size area) {
-    const Affine horizontal = draw.colour_flip.flip ? mirror(area.width) : Affine{};
+    const Affine horizontal = draw.flip ? mirror(area.width) : Affine{};
     return draw.extra.flip_vertical ? horizontal.then(mirror_vertical(area.height)) : horizontal;
   };
   const auto turn_picture = [&](std::size_t index) { return turn(pictures.size(index), draw.extra.turns); };
@@ -391,8 +386,7 @@ void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
     }
   }
 
-  const cv::Rect2d hidden =
-      augment_detail::change_pixels(sample.image, without_border, draw.colour_flip.hsv, draw.extra);
+  const cv::Rect2d hidden = augment_detail::change_pixels(sample.image, without_border, draw.hsv, draw.extra);
   const auto lost = [&](const Box& b) {
     const cv::Rect2d box{b.x1, b.y1, b.x2 - b.x1, b.y2 - b.y1};
     return !(box.width > 1 && box.height > 1) || (box & hidden).area() > 0.7 * box.area();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The flags of ./train: all hyper-parameters with defaults, checks, and derived settings.
+// The flags of ./train with their defaults, checks, and derived settings. Hyper-parameters without a flag are
+// in augment.hpp, models.hpp, optim.hpp, loss.hpp and simota.hpp.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -79,7 +80,8 @@ struct Config : Flags {
 
   std::string size =
       flag(size, "Training", "size", "", "N|HxW", "input size in pixels [416 or 640, by model]");
-  int bs = flag(bs, "Training", "bs", 16, "N|auto", "batch size of all ranks; auto = what fits", at_least(0));
+  int bs = flag(bs, "Training", "bs", 16, "N|auto",
+                "total batch size over all ranks; auto = the largest that fits", at_least(0));
   int epochs = flag(epochs, "Training", "epochs", 300, "N", "number of epochs", at_least(1));
   std::string recipe = flag(recipe, "Training", "recipe", "auto", "auto|finetune|official",
                             "defaults of other flags; auto = finetune with --weights, else official");
@@ -132,7 +134,7 @@ struct Config : Flags {
       flag(sync_bn, "Ranks", "sync-bn", true, "", "SyncBN, batch norms over the images of all ranks");
   double timeout =
       flag(timeout, "Ranks", "timeout", 600.0, "X",
-           "seconds without a step, evaluated batch or save that end the run", between(1, 1000000));
+           "end the run after X seconds without a step, evaluated batch or save", between(1, 1000000));
 
   int loader_threads = 1;  // derived from --workers by prepare_process(); not a flag
 
@@ -210,6 +212,8 @@ inline void check_config(const Config& c) {
               "--warmup-epochs ", std::max(0.0, c.warmup_epochs), " plus --no-aug-epochs ",
               std::max(0.0, c.no_aug_epochs), " exceeds --epochs ", c.epochs, "; give smaller ones");
   combination_check(c.gpus == 0 || c.procs == 0, "--gpus and --procs cannot be used together");
+  combination_check(c.patience == 0 || c.eval_interval > 0,
+                    "--patience needs evaluations; leave --eval-interval 0 out");
 }
 
 // Returns the row of --recipe, after fill_in().
@@ -222,9 +226,8 @@ inline void fill(double& value, double of_recipe) {
   if (value == -1) value = of_recipe;
 }
 
-// Fills in the settings of the recipes that depend on flags only; --freeze also depends on the weights. A
-// resumed run has the settings of its checkpoint. resumed: c has them, and a switch does not show whether it
-// was filled in.
+// Fills in the settings of the recipes that depend on flags only; --freeze also depends on the weights.
+// resumed: c has the settings of a run, and --multiscale, a switch without a value for "not set", stays.
 inline void fill_in(Config& c, bool resumed = false) {
   if (c.recipe == "auto") c.recipe = c.weights.empty() ? "official" : "finetune";
   const SizeDefaults of_size = model_size(c.model).defaults;
@@ -245,9 +248,8 @@ inline void fill_in_steps(Config& c, int64_t images) {
   const TrainingRecipe& recipe = training_recipe(c);
   const double epochs = c.epochs, per_epoch = double((images + c.bs - 1) / c.bs);
   fill(c.lr, default_lr(c.optimizer, c.bs));
-  // What a flag leaves of the epochs: a resumed run has both values, which check_config() adds.
-  // With fewer than 150 images, an epoch has few steps; from 200 steps on, the warm-up has those of 150
-  // images.
+  // An epoch of fewer than 150 images has few steps. In a run of 200 steps or more, the warm-up has those of
+  // 150 images. Warm-up and final phase must not exceed the epochs, see check_config().
   const bool few = recipe.follows_run_length && images < 150 && per_epoch * epochs >= 200;
   const double longer = few ? 150.0 / double(images) : 1;
   fill(c.warmup_epochs,
@@ -339,8 +341,8 @@ inline ImageSize base_size(const Config& c) {
 
 // Returns the settings of multi-scale training. ranks: world size.
 inline MultiScale multi_scale(const Config& c, ImageSize base, int ranks) {
-  const SizeDefaults recipe = model_size(c.model).defaults;
-  MultiScale sizes{base, recipe.smaller, recipe.larger, c.seed};
+  const SizeDefaults of_size = model_size(c.model).defaults;
+  MultiScale sizes{base, of_size.smaller, of_size.larger, c.seed};
   if (!c.multiscale || c.profile) sizes.max_decrease = sizes.max_increase = 0;
   // A batch norm needs more than one value per channel. A batch of one image therefore needs a height of at
   // least 64 pixels.

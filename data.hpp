@@ -67,7 +67,7 @@ class TrainingOrder {
   const int64_t n;
   const uint64_t seed;
   std::mutex mutex;
-  std::map<int64_t, std::vector<int64_t>> epochs;  // the latest two, because a batch may span both
+  std::map<int64_t, std::vector<int64_t>> epochs;  // the latest two, because a batch may span them
 };
 
 // Makes the training items. A batch may span two epochs, so that every batch is full. An unreadable image is
@@ -83,7 +83,7 @@ struct TrainingItems {
 
   Item operator()(int64_t position, Image& image) const {
     const int64_t n = data.records.size(), index = order->index_at(position);
-    SampleDraw draw{size_t(index), {}, {}, {}};
+    SampleDraw draw{size_t(index), {}, {}};
     if (augmented) {
       Rng rng(seed, position / n, index);
       draw = draw_sample(rng, augment, n, index, image.size(), position < mosaic_positions);
@@ -134,7 +134,7 @@ inline std::string image_names(const Batch& batch) {
   return listed(names, 64);
 }
 
-// What the stream of batches depends on, besides the data set.
+// Settings of the stream of batches.
 struct BatchSettings {
   AugmentConfig augment;
   bool augmented, check_boxes;  // augment the images; check the boxes before they are copied to the device

@@ -49,8 +49,8 @@ namespace yolox {
 using torch::Tensor;
 
 // The process group as seen by this rank. Every collective must be called by all ranks in the same order,
-// from the same thread of each rank. With a single rank, all functions are no-ops. Collectives throw LostRank
-// if another rank has ended.
+// from the same thread of each rank. With a single rank, collectives do nothing. They throw LostRank if
+// another rank has ended.
 class Ranks {
  public:
   // Rendezvous with all other ranks. Throws std::runtime_error after `seconds`, with the ranks that are
@@ -169,7 +169,7 @@ class Ranks {
     }
   }
   std::string broadcast(const std::string& mine) { return gather_texts(mine)[0]; }
-  bool broadcast_flag(bool mine) { return sum({double(first() && mine)})[0] > 0; }
+  double broadcast(double mine) { return sum({first() ? mine : 0})[0]; }
   // Returns the value of rank 0 for one that all ranks have computed from equal numbers, because processors
   // of different machines may round it differently.
   Tensor agreed(const Tensor& value) {
@@ -262,8 +262,8 @@ class Ranks {
  private:
   // ---- rendezvous
 
-  static std::chrono::milliseconds milliseconds(double time) {
-    return std::chrono::milliseconds(int64_t(1000 * time));
+  static std::chrono::milliseconds milliseconds(double seconds) {
+    return std::chrono::milliseconds(int64_t(1000 * seconds));
   }
   std::string store_address() const {
     const bool is_ipv6 = info.host.find(':') != std::string::npos;
@@ -278,7 +278,8 @@ class Ranks {
     setenv("TORCH_CPP_LOG_LEVEL", "FATAL", /*overwrite=*/level.empty());
     c10::initLogging();
     // The constructor of a store and its first calls never end if another program accepts the connection and
-    // does not answer. Otherwise they end after `seconds`, with the missing ranks, rank 0 a little later.
+    // does not answer. This timeout ends them. It is longer than `seconds`, so that an error with the missing
+    // ranks comes first.
     const WaitsFor others("other ranks");
     start_timeout(seconds + (first() ? 10 : 3), concat("rank ", info.rank), alone());
     made_progress("the connection to rank 0 at " + store_address());
@@ -307,8 +308,8 @@ class Ranks {
     auto tcp = c10::make_intrusive<c10d::TCPStore>(info.host, options);
     tcp->setTimeout(milliseconds(seconds));
     if (!info.agent_hosts_store) return tcp;
-    // The store of the agent still has the keys of attempts that failed. A store of rank 0 is new in each
-    // attempt, and agents have counted different numbers of restarts if one of them joined later.
+    // The store of the agent keeps the keys of failed attempts; the prefix separates them. A store of rank 0
+    // needs none: it is new, and agents that joined later have counted fewer restarts.
     return c10::make_intrusive<c10d::PrefixStore>(
         "yolox/" + environment_variable("TORCHELASTIC_RESTART_COUNT"), tcp);
   }
@@ -386,7 +387,7 @@ class Ranks {
 
   // ---- process groups
 
-  // Timeout of collectives. --timeout ends a run earlier, see base/timeout.hpp.
+  // Timeout of collectives. --timeout usually ends a run earlier, see base/timeout.hpp.
   static constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24);
 
   // Creates the process groups: gloo, shared memory on a single machine, and NCCL on a GPU.
@@ -522,8 +523,8 @@ class Ranks {
 // rank that did not use a parameter contributes zero.
 class GradientReducer {
  public:
-  // params: in the order of use in the forward pass, so that the gradients of a bucket become ready together.
-  // With one rank, does nothing.
+  // params: in about the order of use in the forward pass, so that the gradients of a bucket become ready
+  // together. With one rank, does nothing.
   GradientReducer(Ranks& ranks, const std::vector<Tensor>& params) {
     if (ranks.alone()) return;
     static WarningFilter filter;

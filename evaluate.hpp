@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Evaluation: runs a model on a data set and computes AP. Used by ./train and ./eval.
+// Evaluation: runs a model on a data set and computes AP.
 #pragma once
 #include <torch/torch.h>
 
@@ -61,9 +61,6 @@ struct EvalTimes {
   double preprocess = 0, forward = 0, decode = 0, nms = 0;
 };
 
-// Returns [4]: sums and counts of a batch. See validation_loss().
-using BatchLoss = Tensor(const Predictions&, ImageSize, const Targets&);
-
 // Settings of evaluate().
 struct EvalSettings {
   ImageSize size{640, 640};
@@ -80,7 +77,8 @@ struct EvalSettings {
   int rank = 0, ranks = 1;
   std::function<std::vector<std::vector<double>>(const std::vector<double>&)> gather = {};
   bool measure_times = false;  // fill Evaluation::times; on a GPU, each stage then waits for the one before
-  BatchLoss* loss = nullptr;   // null: no validation loss
+  // Returns sums and counts of a batch, see validation_loss(). Null: no validation loss.
+  Tensor (*loss)(const Predictions&, ImageSize, const Targets&) = nullptr;
 };
 
 // A detection: class and corners in pixels of the image, and score.
@@ -122,13 +120,12 @@ struct Evaluation {
   bool complete = true;  // false: a signal interrupted the evaluation; `result` is empty
 };
 
-// The score that decides which evaluation of a run is the best one: for best.pth, --patience, log and report.
-// name: a column of metrics.csv. value: the higher, the better; negative if there is no object to find. Is
-// also called with an empty Evaluation, for the name. To select by AP50, return {"AP50", e.result.AP50}.
 struct Score {
-  std::string name;
-  double value;
+  std::string name;  // a column of metrics.csv
+  double value;      // the higher, the better; negative if there is no object to find
 };
+// Returns the score that decides which evaluation of a run is the best one: for best.pth, --patience, log and
+// report. Is also called with an empty Evaluation, for the name. For AP50: {"AP50", e.result.AP50}.
 inline Score score_of(const Evaluation& e) { return {"AP", e.result.AP}; }
 
 // Replaces the detections, the unreadable images and the loss of this rank by those of all ranks. loss: sum

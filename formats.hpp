@@ -35,7 +35,7 @@ inline void refuse_images(const DataOptions& o) {
 }
 
 // Detects the format of a data set of files and returns a reader per split. Throws std::runtime_error that
-// lists the expected files, and UsageError if o.images is given for another format than COCO JSON.
+// lists the expected files, and UsageError if o.images is given for anything but COCO JSON files.
 inline SplitReaders find_splits(const DataOptions& o) {
   const std::string &data = o.data, &images = o.images;
   fs::path path(data);

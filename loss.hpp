@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The training loss of YOLOX (arXiv 2107.08430, section 2): 5 x IoU loss + objectness loss + class loss, and
 // L1 loss in the last epochs. Each term is summed over the batch and divided by the number of positives.
-// yolox_loss() computes it. Losses holds the terms, and makes those of micro-batches and ranks the terms of
+// yolox_loss() computes it. Losses holds the terms, and joins those of micro-batches and ranks to those of
 // the whole batch.
 //
 // A positive is an anchor point that SimOTA matches with an object.
@@ -30,7 +30,7 @@ struct Losses {
     kLogged,  // averaged likewise, but no part of the loss
     kCount,   // summed over micro-batches and ranks
   };
-  // What a value is divided by. The averages over micro-batches and ranks are those of the whole batch then.
+  // What a value is divided by. With it, means over micro-batches and ranks equal those of the whole batch.
   enum class Per {
     kPositive,  // the positives of the batch
     // The images: also a mean over anchor points or pixels, of which all images have the same number. A batch
@@ -38,7 +38,7 @@ struct Losses {
     kImage,
   };
   struct Value {
-    std::string name;  // column name in the progress line and metrics.csv, and name of the curve
+    std::string name;  // column of metrics.csv, and of a term also of the progress line
     Kind kind;
     Tensor value;
     Per per = Per::kPositive;
@@ -121,7 +121,8 @@ struct Losses {
   void insert(const Value& value) {
     check(value.value.dim() == 0, "the loss term ", value.name, " must be a scalar, but has the shape ",
           value.value.sizes());
-    check(value.per == Per::kPositive || images > 0, "set `images` before the value per image ", value.name);
+    check(value.per == Per::kPositive || images > 0, "set losses.images before you add the value per image ",
+          value.name);
     for (const Value& v : values)
       check(v.name != value.name, "the loss has two terms with the name ", v.name);
     values.push_back(value);
@@ -144,8 +145,8 @@ inline void check_micro_batches(const Losses& losses, int64_t parts) {
         " micro-batches; give --accum 1, and a smaller --bs or --size if memory runs out");
 }
 
-// Returns the loss of this rank if there are terms per image: then each rank weights them by its images, and
-// the other terms by its positives, so that the mean gradient of the ranks is that of the whole batch. ranks:
+// Returns the loss of this rank for terms per image: each rank weights them by its images, and the other
+// terms by its positives, so that the mean gradient of the ranks is that of the whole batch. ranks:
 // sum(tensor) all-reduces in place. share: images of this rank over their mean.
 template <class Ranks>
 Tensor loss_of_rank(const Losses& losses, Ranks& ranks, double share) {
@@ -269,9 +270,8 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
   return losses;
 }
 
-// Returns [4]: the losses per positive of a batch of the evaluation, times its positives; the positives; the
-// losses per image, times the images; the images. For a mean over all batches and ranks. Without L1, so that
-// all epochs of a run are comparable.
+// Returns [4], to be added over all batches and ranks: sum of the losses per positive, positives, sum of the
+// losses per image, images. Without L1, so that all epochs of a run are comparable.
 inline Tensor validation_loss(const Predictions& predictions, ImageSize size, const Targets& targets) {
   const Losses losses = yolox_loss(predictions, size.height, size.width, targets, /*use_l1=*/false);
   const Tensor per_positive = losses.sum_of(Losses::Per::kPositive),

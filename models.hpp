@@ -13,7 +13,8 @@
 
 namespace yolox {
 
-// Hyper-parameters of the official recipe that depend on the model size. Flags of ./train override them.
+// Hyper-parameters that depend on the model size, in all recipes. --mosaic-prob, --mixup-prob and
+// --multiscale override some of them.
 struct SizeDefaults {
   double mosaic_prob;                       // probability of mosaic
   double mosaic_scale_lo, mosaic_scale_hi;  // scale range of mosaic

@@ -283,12 +283,12 @@ inline void clip_gradients(const std::vector<Tensor>& grads, const Tensor& norm,
 
 // Returns the default learning rate for a batch of this size. That of SGD is proportional to the batch size
 // (arXiv 1706.02677), as in the official recipe. That of Adam and AdamW is proportional to its square root
-// (arXiv 2205.10287), because Adam divides the gradient by its own size.
+// (arXiv 2205.10287), because Adam divides the gradient by its root mean square.
 inline double default_lr(const std::string& optimizer, int64_t batch) {
   const double batches_of_64 = double(batch) / 64;
   return optimizer == "sgd" ? 0.01 * batches_of_64 : 0.0056 * std::sqrt(batches_of_64);
 }
-// Returns the default weight decay. AdamW does not divide it by the size of the gradient.
+// Returns the default weight decay. AdamW does not divide it by the root mean square of the gradient.
 inline double default_weight_decay(const std::string& optimizer) {
   return optimizer == "adamw" ? 0.05 : 5e-4;
 }
@@ -296,7 +296,7 @@ inline double default_weight_decay(const std::string& optimizer) {
 // Settings of the learning rate schedule. Lengths are in steps.
 struct Schedule {
   double lr;        // highest learning rate, for the whole batch
-  double iters;     // of the run
+  double iters;     // of all epochs, without --max-iters
   double warmup;    // of the warm-up
   double constant;  // of the final phase, whose learning rate is lr * min_ratio
   double warmup_lr = 0, min_ratio = 0.05;
@@ -401,8 +401,9 @@ inline void ema_update(const EmaTensors& pairs, const StepScalar& d, const Tenso
 // ---- steps that are not finite
 
 // Decides on the device whether a step is skipped, so that the host does not wait for it. A step is skipped
-// if a gradient is not finite, as happens now and then in fp16. After a loss that is not finite, all steps
-// are skipped, so that the weights of the failed step can be saved.
+// if a gradient is not finite, as happens now and then in fp16. After a loss that is not finite, this step
+// and all later ones are skipped: the host reads the loss some steps later, and saves the weights of this
+// step.
 class StepGuard {
  public:
   // Returns a scalar on the device of the loss: 1 if this step must be skipped, else 0.

@@ -9,10 +9,12 @@
 //   4. A candidate that several objects select goes to the object of lowest cost among all objects.
 //
 // The batch is computed with tensor operations whose shapes are known on the host: without a loop over
-// objects and without device synchronisation. Pairs are formed in chunks of images with similar numbers of
-// objects. Memory is bounded, because a chunk has at most max_pairs. The chunks do not change the result.
+// single objects and without device synchronisation. Pairs are formed in chunks of images with similar
+// numbers of objects. Memory is bounded, because a chunk has at most max_pairs. The chunks do not change the
+// result.
 //
-// B: images. G: objects per image (padded). A: anchor points. K: candidate slots per image. C: classes.
+// B: images. A: anchor points. K: candidate slots per image. C: classes. n: images of a chunk, rows: objects
+// of each (padded), g: objects of a part of the rows.
 #pragma once
 #include <torch/torch.h>
 
@@ -96,8 +98,9 @@ inline Tensor candidate_slots(const Tensor& centre, const Tensor& radius, const 
       .slice(1, 0, slots);
 }
 
-// Runs SimOTA on n images of at most `rows` objects each, at least 1. boxes [n, A, 4] decoded; obj [n, A] and
-// cls [n, A, C] logits; gt [n, rows, 4]; gt_class [n, rows]; counts [n]: number of objects. Returns [n, A].
+// Runs SimOTA on n images. rows: largest number of their objects, at least 1. boxes [n, A, 4] decoded; obj
+// [n, A] and cls [n, A, C] logits; gt [n, rows, 4]; gt_class [n, rows]; counts [n]: number of objects.
+// Returns [n, A].
 inline Tensor simota_chunk(const Tensor& boxes, const Tensor& obj, const Tensor& cls, const Anchors& anchors,
                            const Tensor& gt, const Tensor& gt_class, const Tensor& counts,
                            int64_t max_pairs) {
@@ -189,7 +192,7 @@ inline Tensor simota(const Tensor& boxes, const Tensor& obj, const Tensor& cls, 
   check(boxes.scalar_type() == torch::kFloat || boxes.scalar_type() == torch::kDouble,
         "SimOTA needs float32 or float64 boxes, got ", boxes.scalar_type());
   const Tensor counts = targets.counts_on(boxes.device());
-  // A chunk is padded to its largest count. It ends where a chunk more costs less than this padding.
+  // A chunk is padded to its largest count. It ends where its padding would cost more than another chunk.
   const int64_t most_padding = boxes.is_cpu() ? int64_t{1} << 14 : int64_t{1} << 22;
   const auto pairs = [&](int64_t rows) { return rows * max_candidates(rows, points, anchors.levels); };
   std::vector<int64_t> sorted = targets.counts, ends;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trains YOLOX, on one rank or several. From top to bottom: forward, loss and backward of a batch, the end of
-// an epoch, the input of a step, and train(): settings, ranks, data, model, run folder, plan, and the loop.
+// Trains YOLOX, on one rank or several. From top to bottom: forward, loss and backward of a batch, the step,
+// the end of an epoch, and train(): settings, ranks, data, model, run folder, plan, and the loop.
 //   ./train                                                          # yolox-s on built-in scenes
 //   ./train --data DIR --model yolox-s --weights yolox-s --bs 16 --epochs 30
 //   ./train --data DIR --weights yolox-s --bs 64 --epochs 30 --gpus 4
@@ -20,9 +20,9 @@
 
 using namespace yolox;
 
-// Computes the gradients of a batch, in `parts` micro-batches (--accum), into `param.grad()`. Returns the
-// losses, detached. Gradients and losses are those of the whole batch over all ranks. Only batch norm
-// statistics differ, because they are computed per micro-batch.
+// Computes the gradients of a batch, in `parts` micro-batches (--accum), into `param.grad()`, times the loss
+// scale of fp16. Returns the losses, detached. Both are means over the whole batch of all ranks. Batch norms
+// see one micro-batch at a time, and with --no-sync-bn the images of one rank.
 static Losses forward_backward(Training& t, const Input& input, int64_t parts, bool use_l1, Ranks& ranks) {
   t.optimizer.zero_grad();
   const int64_t n = input.images.size(0), height = input.images.size(2), width = input.images.size(3);
@@ -67,7 +67,7 @@ static Losses forward_backward(Training& t, const Input& input, int64_t parts, b
   return losses;
 }
 
-// A training step, from a batch to its losses. Tests and benchmarks make the same one.
+// A training step, from a batch to its losses. Tests and benchmarks use it, too.
 struct TrainStep {
   Training& t;
   MicroBatches& micro_batches;
@@ -76,7 +76,8 @@ struct TrainStep {
   double clip;  // --clip
   StepGuard guard = {};
 
-  // Updates weights and EMA. With --graph, this is recorded once, and then replayed.
+  // Updates weights and EMA. With --graph, the second step of each kind is recorded, and later ones replay
+  // it.
   Losses operator()(const StepInput& in) {
     Losses losses = micro_batches.fit(in.size, [&](int64_t parts) {  // more parts if memory runs out
       const Input input = make_network_input(in.batch, in.size, t.legacy_preproc, t.type);
@@ -87,7 +88,7 @@ struct TrainStep {
     const Tensor norm = ranks.agreed(gradient_norm(grads));
     clip_gradients(grads, norm, clip);
     losses.log("grad_norm", norm);
-    const Tensor skip = guard.skip(losses.total, norm);  // 1: only the loss scale changes
+    const Tensor skip = guard.skip(losses.total, norm);  // 1: weights and EMA stay as they are
     t.optimizer.step(in.lr, skip);
     ema_update(t.averaged, in.ema_decay, skip);
     t.scaler.update();
@@ -103,18 +104,18 @@ static void end_of_epoch(Training& t, const Plan& plan, const Splits& data, Rank
     if (saver.last_step != t.iteration) saver.save(t, "last.pth", log);  // a signal may end the evaluation
     const Evaluation e = evaluator.evaluate(t, log);
     if (!e.complete) return;
-    const double score = ranks.sum({ranks.first() ? score_of(e).value : 0})[0];
+    const double score = ranks.broadcast(score_of(e).value);
     const Best before = t.best;
     const bool gain = score > before.score, none = score < 0;  // none: no image has an object to find
     t.score = score;
     t.best = {std::max(score, before.score), gain || none ? 0 : before.evals_without_gain + 1};
     progress.log_evaluation(t.iteration, e, plan, gain);
     const bool saved =
-        (gain || (none && before.score < 0)) && ranks.broadcast_flag(saver.save(t, "best.pth", log));
+        (gain || (none && before.score < 0)) && ranks.broadcast(saver.save(t, "best.pth", log)) > 0;
     if (saved) evaluator.save(t, e, log);
     if (!saved) t.best.score = before.score;
-    // An evaluation within an epoch, at the end of --max-iters, leaves no trace in last.pth, so that a
-    // resumed run equals a run without interruption.
+    // An evaluation within an epoch, at the end of --max-iters, does not count as the best in last.pth, so
+    // that a resumed run equals a run without interruption.
     if (t.iteration % plan.per_epoch != 0) t.best = before;
   }
   t.epochs = t.iteration / plan.per_epoch;
@@ -122,7 +123,7 @@ static void end_of_epoch(Training& t, const Plan& plan, const Splits& data, Rank
   progress.end_epoch(t, plan, data, ranks);
 }
 
-// Returns the input of a step (from 0). ema_updates: of the steps before.
+// Returns the input of a step, counted from 0. ema_updates: of the steps before.
 static StepInput step_input(const Plan& plan, int64_t step, int64_t ema_updates, const Batch& batch) {
   return {batch, plan.sizes.size_at(step), step >= plan.first_no_aug_iteration,
           learning_rate(plan.schedule, step), ema_decay(plan.ema, ema_updates + 1)};

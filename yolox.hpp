@@ -113,8 +113,8 @@ struct BottleneckImpl : Block {
   BlockPtr conv2;
 };
 
-// Cross-stage partial layer: one half of the channels passes n bottlenecks, the other half a 1x1 convolution.
-// A 1x1 convolution fuses both.
+// Cross-stage partial layer: two 1x1 convolutions make two branches, one of them passes n bottlenecks, and a
+// third 1x1 convolution fuses both.
 struct CSPLayerImpl : Block {
   CSPLayerImpl(int in, int out, int n, bool shortcut, bool depthwise) {
     const int hidden = out / 2;
@@ -197,8 +197,8 @@ inline int stem_channels(const ModelSize& size) {
   return static_cast<int>(64 * size.width);
 }
 
-// Base class of backbones. forward() maps images [B, 3, H, W] to feature maps [B, C_k, H/s, W/s] of rising
-// strides s. A neck is a backbone that contains another one.
+// Base class of backbones. forward() maps images [B, 3, H, W] to feature maps [B, C_k, H/s, W/s] of the
+// strides s of the head, in its order. A neck is a backbone that contains another one.
 struct Backbone : nn::Module {
   virtual std::vector<Tensor> forward(const Tensor& images) = 0;
   std::vector<int> channels;  // C_k
@@ -320,7 +320,7 @@ inline Anchors make_anchors(int64_t height, int64_t width, const torch::TensorOp
   return {grid, stride, (grid.t() + 0.5) * stride, int64_t(level_strides.size())};
 }
 
-// Returns make_anchors(). Keeps the results of the first 64 sizes until the end of the program, because CUDA
+// Returns make_anchors(). Keeps the results of the first 64 kinds until the end of the program, because CUDA
 // graphs read them at fixed addresses.
 inline Anchors anchors_of(int64_t height, int64_t width, const torch::TensorOptions& like,
                           const std::vector<int>& strides) {
@@ -416,8 +416,8 @@ struct YOLOXImpl : nn::Module {
     this->backbone = register_module("backbone", backbone);
     this->head = register_module("head", head);
   }
-  // images: [B, 3, H, W] float, BGR, 0..255; H and W multiples of 32. Any memory format works, channels-last
-  // is the fastest. Throws std::runtime_error on another shape.
+  // images: [B, 3, H, W] float, see preprocess(); H and W multiples of 32. Any memory format works,
+  // channels-last is the fastest. Throws std::runtime_error on another shape.
   Predictions forward(const Tensor& images) {
     check(images.dim() == 4 && images.size(1) == 3 && images.size(2) % 32 == 0 && images.size(3) % 32 == 0,
           "the network needs images [B, 3, H, W] with H and W multiples of 32, got ", images.sizes());

@@ -70,7 +70,7 @@ int main(int argc, char** argv) {
   for (int i = 0; i < samples; ++i) {
     Rng rng(0, 1, i);
     SampleDraw draw = draw_sample(rng, config, n, i % n, size, true);
-    draw.colour_flip.hsv.reset();
+    draw.hsv.reset();
     double start = now();
     compose(timed, draw, sample);
     whole += now() - start;

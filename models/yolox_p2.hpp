@@ -9,7 +9,7 @@
 
 namespace yolox {
 
-// YOLOPAFPN with a fourth feature map of stride 4: its smallest output, upsampled and joined with the
+// YOLOPAFPN with a fourth feature map of stride 4: its output of stride 8, upsampled and joined with the
 // features of stride 4 of the backbone.
 struct P2PAFPNImpl : YOLOPAFPNImpl {
   P2PAFPNImpl(const ModelSize& size, const CSPDarknet& darknet)

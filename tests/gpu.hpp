@@ -36,7 +36,6 @@ struct GpuBatches {
   GpuBatches(const Loader::Make& make, int side, int64_t images, int batch = 2, torch::Device device = kGpu)
       : loader(make, 0, images, batch, {side, side}, 2, device.is_cuda()), device_loader(loader, device) {}
   Batch next() { return device_loader.next(); }
-  bool done() { return device_loader.done(); }
 };
 
 // Cases that use the CUDA kernels of bn_silu().

@@ -21,13 +21,13 @@ Sample composed(const MemoryDataset& album, const SampleDraw& draw, cv::Size siz
   return sample;
 }
 
-SampleDraw alone(std::size_t index, bool flip = false) { return {index, {}, {}, {{}, flip}}; }
+SampleDraw alone(std::size_t index, bool flip = false) { return {index, {}, {}, {}, flip}; }
 
 const AffineDraw no_affine{0, 1, 0, 0, 0, 0};
 
 // A mosaic of images 0 to 3 that meet at `centre` on the canvas.
 SampleDraw four(cv::Point centre, const AffineDraw& affine = no_affine, bool flip = false) {
-  return {0, MosaicDraw{centre, {1, 2, 3}, affine}, {}, {{}, flip}};
+  return {0, MosaicDraw{centre, {1, 2, 3}, affine}, {}, {}, flip};
 }
 
 // Bilinear interpolation in double precision. (0, 0) is the corner of the first pixel, not its centre. The
@@ -94,8 +94,8 @@ TEST_CASE("augmentation: parameters stay in their ranges, and each transform has
       REQUIRE((d.mixup->offset.x >= 0 && d.mixup->offset.x <= std::max(0, room.width)));
       REQUIRE((d.mixup->offset.y >= 0 && d.mixup->offset.y <= std::max(0, room.height)));
     }
-    flips += d.colour_flip.flip;
-    if (const auto& h = d.colour_flip.hsv) {
+    flips += d.flip;
+    if (const auto& h = d.hsv) {
       ++jitters;
       still += h->h == 0;
       within(h->h, 5);
@@ -122,7 +122,7 @@ TEST_CASE("augmentation: parameters stay in their ranges, and each transform has
 TEST_CASE("augmentation: hue shifts act on BGR") {
   const auto jittered = [](cv::Vec3b pixel, HsvDraw hsv) {
     const MemoryDataset album{{{coloured({8, 8}, pixel), {}}}};
-    return composed(album, {0, {}, {}, {hsv, false}}, {8, 8}).image(3, 3);
+    return composed(album, {0, {}, {}, hsv}, {8, 8}).image(3, 3);
   };
   CHECK(jittered({0, 0, 255}, {60, 0, 0}) == cv::Vec3b(0, 255, 0));         // red + 120 degrees = green
   CHECK(jittered({0, 0, 255}, {-60, 0, 0}) == cv::Vec3b(255, 0, 0));        // red - 120 degrees = blue
@@ -309,7 +309,8 @@ TEST_CASE("augmentation: colour changes leave the border of an image as it is; c
   hsv_jitter(jittered.ptr(), int64_t(jittered.total()), 5, 30, 30);
   cv::flip(jittered, expected, 1);
   CHECK(max_difference(top(with([](SampleDraw& d) {
-                         d.colour_flip = {HsvDraw{5, 30, 30}, true};
+                         d.hsv = HsvDraw{5, 30, 30};
+                         d.flip = true;
                        })),
                        expected) == 0);
 

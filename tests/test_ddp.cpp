@@ -132,8 +132,7 @@ RANK_CASE("rank: collectives give the right results, and different weights or se
   const double all_ranks = p.world * (p.world - 1) / 2.0;
   CHECK(ranks.sum({1.0, double(p.rank)}) == std::vector{double(p.world), all_ranks});
   CHECK(ranks.max({-double(p.rank), double(p.rank)}) == std::vector{0.0, p.world - 1.0});
-  CHECK(ranks.broadcast_flag(p.rank == 0));
-  CHECK_FALSE(ranks.broadcast_flag(p.rank == 1));
+  CHECK(ranks.broadcast(7.0 + p.rank) == 7);
   CHECK(ranks.broadcast(concat("rank ", p.rank)) == "rank 0");
   const auto all = ranks.gather(std::vector<double>(p.rank, 0.5 + p.rank));
   REQUIRE(all.size() == size_t(p.world));
@@ -440,8 +439,8 @@ PROGRAM_TEST("train: bad batch sizes, missing GPUs and wrong rank settings are r
   refused("", "--resume auto --bs 16 --procs 3", "--bs 16 is not divisible by the 3 ranks");  // a new run
   refused("", "--bs 4 --procs 2 --accum 3", "each rank has only 2 images per step");
   refused("", "--procs 2 --gpus 2", "cannot be used together");
-  refused("", "--gpus 1 --device cuda:1",
-          "--device cuda:1 cannot be used with --gpus, which takes the first");
+  refused("", "--gpus 1 --device cuda:1", "--device cuda:1 cannot be used with --gpus, which takes");
+  refused("", "--eval-interval 0 --patience 2", "--patience needs evaluations; leave --eval-interval 0");
   refused("", "--bs 16 --procs 2 --device cuda", "--device cuda cannot be used with --procs");
   refused("", "--bs 16 --gpus 16", "--gpus 16: there are");
   refused("", "--bs 2 --accum 3", "--accum must be at most the batch size (--bs 2), got 3");

@@ -495,7 +495,7 @@ GPU_TEST("gpu: with DTR a step equals a plain step, within a budget and when mem
       CHECK(same_bits(net.step(dtr), plain));
     }
     CHECK(dtr.step().rematerialisations > 0);
-    CHECK_NOTHROW(dtr.check_budget());
+    CHECK_NOTHROW(dtr.check_budget(dtr.step().limit));
     CHECK(allocated_bytes(gpu).peak <= Dtr::kSlack * (before + part * step));
   }
   // Without an effective budget, memory runs out.
@@ -531,7 +531,7 @@ TEST_CASE("dtr: the automatic budget follows free memory, down at once, up slowl
   Dtr dtr(relative_budget(0.01 * plain.bytes));
   CHECK(same_bits(net.step(dtr), plain));
   CHECK(dtr.step().limit > dtr.step().budget);
-  CHECK_NOTHROW(dtr.check_budget());
+  CHECK_NOTHROW(dtr.check_budget(dtr.step().limit));
   CHECK(dtr_settings(kNoLimit, torch::kCPU, 2).automatic(0, 0) ==
         doctest::Approx(free_memory() / 2).epsilon(0.2));
   CHECK(dtr_settings(3e9, torch::kCPU, 2).budget == 3e9);

@@ -979,6 +979,8 @@ a file of another name | annotations/train.json(a.jpg) annotations/holdout.json(
 an evaluation split alone | annotations/val.json(a.jpg) a.jpg | one split | warning: DIR has the split val only
 a list of VOC without images | ImageSets/Main/train.txt(a) ImageSets/Main/val.txt() Annotations/a.xml(x) JPEGImages/a.jpg
  | error: DIR/ImageSets/Main/val.txt names no images
+lists of PaddleX | train_list.txt(JPEGImages/a.jpg Annotations/a.xml) val_list.txt(JPEGImages/b.jpg Annotations/b.xml) Annotations/a.xml(x)
+ Annotations/b.xml(x) JPEGImages/a.jpg JPEGImages/b.jpg | val DIR (val): DIR/JPEGImages/b.jpg
 a list of VOC with extensions | ImageSets/Main/train.txt(a.jpg) Annotations/a.xml(x) JPEGImages/a.jpg | class 0 | !problem
 a key of data.yaml without a value | data.yaml(train: images;val:;names: [a];) images/a.jpg labels/a.txt(#0)
  | error: DIR/data.yaml: val is empty

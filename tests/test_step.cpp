@@ -155,7 +155,7 @@ TEST_CASE("step: values are averaged over micro-batches and ranks by positives o
   CHECK(has(error_of([&] { l.log("all", torch::zeros({3})); }), "must be a scalar"));
   Losses none;
   CHECK(has(error_of([&] { none.add("distance", torch::zeros({}), 1, Losses::Per::kImage); }),
-            "set `images` before the value per image distance"));
+            "set losses.images before you add the value per image distance"));
 }
 
 TEST_CASE("step: with a term per image, the mean gradient of the ranks is that of the whole batch") {
@@ -337,8 +337,6 @@ TEST_CASE("multi-scale: a small set of equally frequent sizes, for which cuDNN r
   CHECK_FALSE(torch_settings.benchmarkCuDNN());
   // In a short run, it would take longer than it saves.
   Config config;
-  CHECK(sizes.count() == 11);
-  CHECK(MultiScale{{640, 640}}.count() == 1);
   const auto pays = [&](int64_t images, const MultiScale& with) {
     Plan plan{};
     plan.batch = 10;
@@ -373,9 +371,9 @@ TEST_CASE("multi-scale: range 0 keeps --size; small sizes stay large enough for 
   CHECK(smallest({{320, 32}, 5, 5, 1}) == 32);
   Config c;
   fill_in(c);
-  CHECK(multi_scale(c, {640, 640}, 1).count() == 11);
+  CHECK(multi_scale(c, {640, 640}, 1).largest().height == 800);
   c.profile = true;  // measures steps of a single size
-  CHECK(multi_scale(c, {640, 640}, 1).count() == 1);
+  CHECK(multi_scale(c, {640, 640}, 1).largest().height == 640);
 }
 
 TEST_CASE("multi-scale: images and boxes are resized together") {

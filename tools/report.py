@@ -230,9 +230,15 @@ def main():
                      for n, v in settings.items() if v != "")
     body += f"<section id='settings'><h2>Settings</h2><div class='card'><dl>{values}</dl></div></section>" if values else ""
     out = flags.out or os.path.join(run, "report.html")
-    with open(f"{out}.tmp.{os.getpid()}", "w", encoding="utf-8") as file:
-        file.write(page(title, about, body))
-    os.replace(file.name, out)
+    part = f"{out}.tmp.{os.getpid()}"
+    try:
+        with open(part, "w", encoding="utf-8") as file:
+            file.write(page(title, about, body))
+        os.replace(part, out)
+    except OSError:  # such as a full disk
+        if os.path.exists(part):
+            os.remove(part)
+        raise
 
 
 if __name__ == "__main__":

@@ -98,7 +98,6 @@ struct MultiScale {
     const int units = base.height / 32;
     return of(int(rng.randint(std::max(smallest, units - max_decrease), units + max_increase)));
   }
-  int count() const { return max_decrease + max_increase + 1; }  // of sizes, at most
   ImageSize largest() const { return of(base.height / 32 + max_increase); }
 
  private:

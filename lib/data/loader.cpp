@@ -31,11 +31,6 @@ Loader::~Loader() {
   for (auto& w : workers) w.request_stop();
 }
 
-bool Loader::done() {
-  std::lock_guard lock(mutex);
-  return pending.empty() && position >= end;
-}
-
 bool Loader::ready() {
   std::lock_guard lock(mutex);
   return !pending.empty() && pending.front()->missing == 0;

@@ -38,8 +38,6 @@ class Loader {
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  // Returns true after the last batch.
-  bool done();
   // Returns true if next() would return without waiting.
   bool ready();
 
@@ -89,8 +87,6 @@ class DeviceLoader {
  public:
   DeviceLoader(Loader& loader, torch::Device device) : loader(loader), device(device) {}
 
-  // Returns true after the last batch. The loader is done earlier: when the last batch is copied to the GPU.
-  bool done() { return !ahead && loader.done(); }
   Batch next();
 
  private:

@@ -214,7 +214,8 @@ static void read_voc_lists(Voc& voc, const fs::path& folder, bool needed) {
   };
   std::string empty;
   for (const fs::path& list : listing(folder)) {
-    const std::string split = lower_stem(list);
+    std::string split = lower_stem(list);
+    if (split.ends_with("_list")) split.resize(split.size() - 5);  // of PaddleX
     Part part;
     size_t known = 0;
     if (!has_extension(list, {".txt"}) || !std::ranges::count(kSplits, split)) continue;
@@ -260,6 +261,7 @@ static void split_by_folders(Voc& voc) {
 static SplitReaders find_voc(const fs::path& root, bool nested) {
   const auto voc = std::make_shared<Voc>();
   const std::vector<std::string> files = files_under(root, {}, voc->skipped);
+  if (std::ranges::none_of(files, [](const auto& file) { return has_extension(file, {".xml"}); })) return {};
   std::set<std::string> pictures, folders;  // names and paths of images, without extension; data sets
   for (const std::string& file : files)
     if (is_picture(file)) pictures.insert({lower_stem(file), fs::path(file).replace_extension().string()});

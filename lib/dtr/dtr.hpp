@@ -177,7 +177,6 @@ class Dtr {
   // Throws UsageError with a budget that is probably sufficient if the latest step exceeded its budget.
   // limit: bytes that the step needed, on this rank or on another one.
   void check_budget(double limit) const;
-  void check_budget() const { check_budget(done.limit); }
 
   // Executes an operation: makes its arguments resident, calls the kernel and records the operation. Called
   // by the fallback of the dispatcher, on any thread of the step.

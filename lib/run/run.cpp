@@ -45,7 +45,8 @@ torch::Device prepare_process(Config& config, const RankInfo& rank_info) {
 bool cudnn_benchmark_pays(const Config& config, const Plan& plan) {
   // Measured on an H100 (bench/RESULTS.md): the benchmark takes about 7 seconds per input size of yolox-s,
   // and saves 0.01 to 0.02 ms per image.
-  const double cost = 7.0 * plan.sizes.count(), gain = 1e-5 * double(plan.iters * plan.batch_per_rank());
+  const double cost = 7.0 * (plan.sizes.max_decrease + plan.sizes.max_increase + 1),
+               gain = 1e-5 * double(plan.iters * plan.batch_per_rank());
   // With --dtr, an algorithm that was chosen while more memory was free may not fit later.
   return gain > cost && !config.deterministic && dtr_bytes(config) == 0;
 }

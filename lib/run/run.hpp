@@ -118,7 +118,8 @@ class Evaluator {
 
 // ---- the end of a run
 
-// Saves a failed step (nonfinite.pth, with batch, weights and statistics, and nonfinite.jpg), and throws
+// Saves a failed step (nonfinite.pth, with batch and weights; running statistics may be those of later steps,
+// which a GPU has made before the numbers are read; and nonfinite.jpg), and throws
 // std::runtime_error with its numbers, the paths of these files, and the command to continue. batch: of this
 // step.
 [[noreturn]] void report_failed_step(const std::string& run, Training& t, const Plan& plan,
