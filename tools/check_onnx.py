@@ -3,7 +3,7 @@
 """Runs an ONNX file with ONNX Runtime, without code of this repository. ./export compares the outputs with those of
 the model.
 
-  pip install onnxruntime
+  .venv/bin/pip install onnxruntime
   tools/check_onnx.py MODEL.onnx [IN B,3,H,W OUT]...     reads images from IN, writes the output to OUT: raw float32"""
 import sys
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds images that a data set has twice, in one split or in both, and boxes of two classes on the same object.
 
-  pip install opencv-python-headless
+  .venv/bin/pip install opencv-python-headless
   tools/duplicates.py DIR/annotations/train.json DIR/annotations/val.json       COCO
   tools/duplicates.py DIR/images/train DIR/images/val                           YOLO
 

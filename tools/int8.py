@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantises an exported model to int8 with ONNX Runtime, and prints AP and time before and after.
 
-  pip install onnxruntime onnx opencv-python-headless
+  .venv/bin/pip install onnxruntime onnx opencv-python-headless
   ./export --weights runs/NAME/best.pth --nms --conf 0.01 --nms-iou 0.65 --out model.onnx
   tools/int8.py --model model.onnx --calibrate DIR/train --gt DIR/annotations/instances_val.json --images DIR/val
 

@@ -6,6 +6,8 @@ import collections, json, pathlib
 
 def image_folder(path, name):
     """Returns the folder of the images of a COCO JSON file, of which one has this name."""
+    if pathlib.PurePath(name).is_absolute():
+        return path.parent
     root = path.parent.parent if path.parent.name == "annotations" else path.parent
     folders = sorted((p for p in root.rglob("*") if p.is_dir()), key=lambda p: (p.name not in path.stem, p))
     found = [folder for folder in [root, *folders] if (folder / name).is_file()]

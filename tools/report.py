@@ -3,10 +3,10 @@
 """Writes a page with the curves of a run, the errors of its best evaluation, the worst images, and the settings.
 The page is one file that loads nothing and runs no script.
 
-  python tools/report.py runs/NAME                                # writes runs/NAME/report.html
-  python tools/report.py --truth gt.json --detections dt.json     # detections of any program, in COCO format
+  .venv/bin/python tools/report.py runs/NAME                                # writes runs/NAME/report.html
+  .venv/bin/python tools/report.py --truth gt.json --detections dt.json     # detections of any program, in COCO format
 
-Needs: pip install matplotlib numpy pycocotools"""
+Needs: .venv/bin/pip install matplotlib numpy pycocotools"""
 import argparse
 import csv
 import glob

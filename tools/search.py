@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Searches hyper-parameters of ./train with Optuna: short runs, of which the unpromising ones are stopped early.
 
-  pip install optuna
+  .venv/bin/pip install optuna
   tools/search.py --trials 20 -- --data DIR --weights yolox-s --epochs 20
 
 Flags after -- go to each run. A trial is a run folder, searches/NAME/trialN. The search is kept in searches/NAME/search.db:

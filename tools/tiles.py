@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cuts large images with small objects into overlapping tiles, and merges the detections in the tiles.
 
-  pip install opencv-python-headless
+  .venv/bin/pip install opencv-python-headless
   tools/tiles.py cut DIR/annotations/val.json tiles/val.json     or a YOLO folder such as DIR/images/val
   ./eval --data tiles --weights best.pth --save-dt found.json    or ./demo --source tiles/val --json ...
   tools/tiles.py merge tiles/val.json found.json whole.json
