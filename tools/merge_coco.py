@@ -33,8 +33,8 @@ for source in args.data:
         path = str(pathlib.Path(image["file_name"]).resolve())
         size = {"width": image["width"], "height": image["height"]}
         merged = images.setdefault(path, {"id": len(images) + 1, "file_name": path, **size})
-        for a in data["of_image"][image["id"]]:
-            name, crowd = names[a["category_id"]], int(a.get("iscrowd", 0))
+        for a in data["of_image"][str(image["id"])]:
+            name, crowd = names[a["category_id"]], int(a.get("iscrowd") or 0)
             objects.setdefault((merged["id"], name, *a["bbox"]), {**a, "image_id": merged["id"], "iscrowd": crowd})
 unknown = (set(renamed) | set(args.ignore)) - known - set(renamed.values())
 if unknown or not categories:

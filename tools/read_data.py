@@ -18,22 +18,26 @@ def image_folder(path, name):
 
 
 def label_file(image):
-    """Returns the YOLO label file of an image: a/images/val/b.jpg -> a/labels/val/b.txt."""
+    """Returns the YOLO label file of an image: a/images/val/b.jpg -> a/labels/val/b.txt, or the one beside the image."""
     parts = list(image.parts)
     if "images" in parts:
         parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
-    return pathlib.Path(*parts).with_suffix(".txt")
+    file, beside = pathlib.Path(*parts).with_suffix(".txt"), image.with_suffix(".txt")
+    return beside if beside.exists() and not file.exists() else file
 
 
 def class_names(folder):
-    """Returns the class names of a YOLO folder by number: those of a data.yaml or classes.txt above it."""
-    for place in (folder, *folder.absolute().parents[:3]):
+    """Returns the class names of a YOLO folder by number: those of a data.yaml or classes.txt above it or in its labels."""
+    labels = label_file(folder / "x.jpg").parent
+    for place in (folder, *folder.absolute().parents[:3], labels, labels.parent):
         if (place / "data.yaml").is_file():
             import yaml  # pip install pyyaml
             names = yaml.safe_load((place / "data.yaml").read_text())["names"]
+            if isinstance(names, str):
+                names = (place / names).read_text("utf-8-sig").splitlines()
             return dict(names if isinstance(names, dict) else enumerate(names))
         if (place / "classes.txt").is_file():
-            return dict(enumerate((place / "classes.txt").read_text().split("\n")))
+            return dict(enumerate((place / "classes.txt").read_text("utf-8-sig").splitlines()))
     return {}
 
 
@@ -45,19 +49,24 @@ def read_yolo(folder):
         data["images"].append({"id": len(data["images"]) + 1, "file_name": str(path), "width": width, "height": height})
         for line in filter(str.strip, label_file(path).read_text().splitlines() if label_file(path).exists() else []):
             cls, *v = map(float, line.split())
+            if len(v) != 4 and (len(v) < 6 or len(v) % 2):
+                raise SystemExit(f"error: {label_file(path)}: neither a box nor a polygon: {line}")
             if len(v) == 4:  # otherwise a polygon
                 v = [v[0] - v[2] / 2, v[1] - v[3] / 2, v[0] + v[2] / 2, v[1] + v[3] / 2]
             x, y = min(v[::2]) * width, min(v[1::2]) * height
             w, h = max(v[::2]) * width - x, max(v[1::2]) * height - y
             data["annotations"].append({"id": len(data["annotations"]) + 1, "image_id": len(data["images"]), "iscrowd": 0,
                                         "category_id": int(cls), "bbox": [x, y, w, h], "area": w * h})
+    if data["annotations"] and not names:
+        raise SystemExit(f"error: {folder}: no data.yaml or classes.txt names the classes")
     for number in range(1 + max([*names, *(a["category_id"] for a in data["annotations"])], default=-1)):
         data.setdefault("categories", []).append({"id": number, "name": names.get(number, str(number))})
     return data
 
 
 def read_data(source, images=None):
-    """Returns a data set in COCO form. file_name is the path of an image, of_image has the annotations by image id.
+    """Returns a data set in COCO form. file_name is the path of an image, of_image has the annotations by the text of
+    an image id.
     images: folder of the images of a JSON file; None: the usual places."""
     source = pathlib.Path(source)
     data = read_yolo(source) if source.is_dir() else json.loads(source.read_text())
@@ -67,5 +76,6 @@ def read_data(source, images=None):
             image["file_name"] = str(folder / image["file_name"])
     data["of_image"] = collections.defaultdict(list)
     for annotation in data["annotations"]:
-        data["of_image"][annotation["image_id"]].append(annotation)
+        if annotation.get("bbox"):
+            data["of_image"][str(annotation["image_id"])].append(annotation)
     return data

@@ -33,6 +33,9 @@ def cut(args):
             print(f"warning: {path} cannot be read and is left out")
             continue
         width, height = pixels.shape[1::-1]
+        if (image.get("width") or width, image.get("height") or height) != (width, height):
+            print(f"warning: {path} has another size than its annotation and is left out")
+            continue
         xs, ys = (starts(length, args.size, args.overlap) for length in (width, height))
         parts = [(x, y, min(args.size, width), min(args.size, height)) for y in ys for x in xs]
         for x, y, w, h in parts + [(0, 0, width, height)] * (len(parts) > 1):
@@ -40,7 +43,7 @@ def cut(args):
             name = f"{path.stem}_{image['id']}_{x}_{y}_{w}x{h}.jpg"
             tiles.append({"id": len(tiles) + 1, "file_name": name, "width": w, "height": h, "part_of": part})
             cv2.imwrite(str(folder / name), pixels[y:y + h, x:x + w], [cv2.IMWRITE_JPEG_QUALITY, 95])
-            for a in data["of_image"][image["id"]]:
+            for a in data["of_image"][str(image["id"])]:
                 left, top, bw, bh = a["bbox"]
                 corners = numpy.subtract([left, top, left + bw, top + bh], [x, y, x, y])
                 x1, y1, x2, y2 = corners.clip(0, [w, h, w, h]).tolist()
