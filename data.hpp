@@ -155,8 +155,7 @@ class Batches {
                int(share_begin(s, rank + 1) - share_begin(s, rank)), {size.width, size.height}, s.workers,
                device.is_cuda(), /*stride=*/s.batch),
         batches(loader, device),
-        data(data),
-        images_per_rank(double(s.batch) / double(s.ranks)) {}
+        data(data) {}
 
   // Returns the next batch, on the device. Throws the exception of a worker thread that failed.
   Batch next() {
@@ -165,7 +164,6 @@ class Batches {
     Batch batch = batches.next();
     waited += now() - start;
     batch.data = &data;
-    batch.images_per_rank = images_per_rank;
     return batch;
   }
 
@@ -182,7 +180,6 @@ class Batches {
   Loader loader;
   DeviceLoader batches;
   const Dataset& data;
-  const double images_per_rank;
   double waited = 0;  // seconds
 };
 

@@ -153,7 +153,8 @@ void FrameSource::list_folder() {
   std::ranges::sort(files, [](const std::string& a, const std::string& b) {  // 2.jpg before 10.jpg
     return ::strverscmp(a.c_str(), b.c_str()) < 0;
   });
-  check(!files.empty(), "--source ", given, " contains no images (.jpg .jpeg .png .bmp .webp .tif .tiff)");
+  check(!files.empty(), "--source ", given, " contains no images (.jpg .jpeg .png .bmp .webp .tif .tiff)",
+        others.count("folder") ? "; give one of its folders" : "");
 }
 
 std::vector<Frame> FrameSource::next(int64_t n) {

@@ -154,7 +154,7 @@ static void evaluate_model(const Config& config) {
   if (config.fuse) fuse_batch_norms(*loaded.model);
   const DataOptions options{config.data,   config.split,          config.val_fraction,
                             config.images, uint64_t(config.seed), "runs/.checks"};
-  Dataset data = load_splits(options, /*with_train=*/false, loaded.info.classes.size()).val;
+  Dataset data = load_splits(options, /*with_train=*/false, size_t(loaded.model->num_classes)).val;
   const auto classes = class_names(loaded.info, loaded.model->num_classes);
   // Official weights may be evaluated on classes of other names, but not of the same names in another order.
   const bool named = !loaded.info.classes.empty() || data.classes.size() != classes.size() ||

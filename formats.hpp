@@ -93,11 +93,10 @@ inline Sources read_sources(const DataOptions& o, bool with_train = true) {
           " has the splits ", names,
           ", and none of them is called val or test; give --split NAME, or one file");
   if (train.empty() && val.empty() && splits.size() == 1) train = splits.begin()->first;
-  if (train.empty()) train = val;
+  if (train.empty() && (!with_train || !o.split.empty() || splits.size() == 1)) train = val;
   if (val.empty()) val = train;
-  check(!train.empty(), "--data ", o.data,
-        " has several JSON files, but no file name contains train or val: ", names,
-        "; give --data TRAIN.json,VAL.json");
+  check(!train.empty(), "--data ", o.data, " has the splits ", names, ", and none of them is called ",
+        with_train ? "train; give --data TRAIN.json,VAL.json" : "val or test; give --split NAME");
   Sources sources;
   sources.same = train == val;
   sources.val = splits.at(val)();

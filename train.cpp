@@ -26,7 +26,7 @@ using namespace yolox;
 static Losses forward_backward(Training& t, const Input& input, int64_t parts, bool use_l1, Ranks& ranks) {
   t.optimizer.zero_grad();
   const int64_t n = input.images.size(0), height = input.images.size(2), width = input.images.size(3);
-  const double world = ranks.info.world, mean_n = ranks.alone() ? double(n) : input.images_per_rank;
+  const double world = ranks.info.world, mean_n = ranks.alone() ? double(n) : t.images_per_rank;
   // Each micro-batch divides its terms by its own positives. Multiplied by them, the gradients of all
   // micro-batches and ranks can be added, and are divided by the positives of the whole batch at the end.
   // `expected_positives` keeps these factors near 1, because fp16 gradients overflow otherwise.
@@ -173,6 +173,7 @@ static StepInput step_input(const Plan& plan, int64_t step, int64_t ema_updates,
   const TrialStep trial{t, forward_backward, base, multi_scale(config, base, rank_info.world).largest(), dtr};
   choose_batch(config, trial, images, run, ranks, log, saved.notes);
   Plan plan = plan_of(config, images, rank_info.world, base);
+  t.images_per_rank = double(plan.batch) / double(plan.ranks);
   set_norm_momentum(*model, plan.norm_momentum);
   use_cudnn_benchmark(cudnn_benchmark_pays(config, plan));
   saved.notes.push_back(set_threads(config, trial, plan.batch_per_rank(), ranks));

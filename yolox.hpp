@@ -535,9 +535,8 @@ inline Tensor decode(const Predictions& p, int64_t height, int64_t width) {
 // Applies the score threshold and NMS to the output of decode(), [B, A, 5 + C]. Returns the detections [N, 7]
 // of each image on the CPU: x1, y1, x2, y2 in pixels of the network input (not clipped), objectness, class
 // score, class id. The score is objectness x class score; detections are in descending order of score. conf:
-// minimum score. nms_threshold: IoU threshold. agnostic: class-agnostic NMS.
-inline std::vector<Tensor> postprocess(const Tensor& decoded, double conf, double nms_threshold,
-                                       bool agnostic = false) {
+// minimum score. nms_threshold: IoU threshold.
+inline std::vector<Tensor> postprocess(const Tensor& decoded, double conf, double nms_threshold) {
   torch::NoGradGuard no_grad;
   const auto [class_score, class_id] = decoded.slice(-1, 5).max(-1, /*keepdim=*/true);  // [B, A, 1] each
   const Tensor half = decoded.slice(-1, 2, 4) / 2, centre = decoded.slice(-1, 0, 2);
@@ -547,10 +546,10 @@ inline std::vector<Tensor> postprocess(const Tensor& decoded, double conf, doubl
                keep = rows.select(-1, 4) * rows.select(-1, 5) >= conf;  // [B, A, 7]
   const auto on_host = [&](const Tensor& of_image, const Tensor& kept) {
     const Tensor d = of_image.index({kept}).to(torch::kFloat);
-    const Tensor cls = d.select(1, 6), groups = agnostic ? torch::zeros_like(cls) : cls;
-    return d.index_select(0, nms(d.slice(1, 0, 4), d.select(1, 4) * d.select(1, 5), groups, nms_threshold));
+    const Tensor score = d.select(1, 4) * d.select(1, 5);
+    return d.index_select(0, nms(d.slice(1, 0, 4), score, d.select(1, 6), nms_threshold));
   };
-  if (rows.is_cuda()) return nms_on_gpu(rows, keep, nms_threshold, agnostic, on_host);
+  if (rows.is_cuda()) return nms_on_gpu(rows, keep, nms_threshold, on_host);
   std::vector<Tensor> detections;
   for (int64_t b = 0; b < decoded.size(0); ++b) detections.push_back(on_host(rows[b], keep[b]));
   return detections;

@@ -97,7 +97,7 @@ int main(int argc, char** argv) {
     Optimizer& optimizer = t.optimizer;
     const int64_t share = c.bs / rank_info.world;
     Input input = random_input(share, c.size, c.objects, device);
-    input.images_per_rank = double(share);
+    t.images_per_rank = double(share);
     const auto reducer = std::make_shared<GradientReducer>(ranks, model->parameters());
     t.reducer = reducer;
     const EmaTensors averaged = ema_tensors(*ema, *model);

@@ -81,8 +81,9 @@ the file is beside the images | images/x.json(images/a.jpg) images/a.jpg --data=
 with the data set | set/x.json(set/images/a.jpg) set/images/a.jpg --data=set/x.json | : DIR/set/images/a.jpg
 relative to annotations | annotations/x.json(../images/a.jpg) images/a.jpg | : DIR/images/a.jpg | !note
 of Windows | annotations/x.json(images\sub\a.jpg) images/sub/a.jpg | : DIR/images/sub/a.jpg
+below a folder called test | train.json(/home/me/test/ds/train/a.jpg) train/a.jpg | : DIR/train/a.jpg
 absolute | annotations/x.json(DIR/elsewhere/a.jpg) elsewhere/a.jpg | : DIR/elsewhere/a.jpg
-absolute, outside of the data set | set/annotations/x.json(DIR/elsewhere/a.jpg) elsewhere/a.jpg --data=set
+absolute, outside of the data set | set/annotations/x.json(DIR/elsewhere/a.jpg) elsewhere/a.jpg set/masks/a.jpg --data=set
  | : DIR/elsewhere/a.jpg
 no images | a/annotations/x.json(a.png) --data=a | error: DIR/a/annotations/x.json: none of its images was found
  under DIR/a, such as a.png; correct file_name, or give this file as --data and their folder with --images DIR
@@ -133,7 +134,7 @@ two files of a split | TRAIN VAL(val) annotations/val_small.json(2.jpg) | severa
 that is not needed | TRAIN VAL(test) VAL(val) annotations/val_small.json(2.jpg) --split=test
  | val DIR/annotations/instances_test.json
 one split | val.json(1.jpg) 1.jpg | one split
-no split | one.json(1.jpg) two.json(1.jpg) 1.jpg | several JSON files | one, two
+no split | one.json(1.jpg) two.json(1.jpg) 1.jpg | the splits one, two, and none of them is called train
 no split, named | one.json(1.jpg) two.json(1.jpg) 1.jpg --split=two | one split | DIR/two.json
 )";
   std::string text = replaced(table, "PAIR",
@@ -677,6 +678,8 @@ TEST_CASE("formats: labels of labelImg, CVAT, Darknet, Yolo_mark and Roboflow in
 # The folder may be called images, although labels of YOLO are in a folder `labels` in other layouts.
 labelImg | images/a.jpg images/b.PNG images/c.jpg images/a.txt(#1) images/classes.txt(cat;dog) --data=images
  | : DIR/images/a.jpg DIR/images/b.PNG DIR/images/c.jpg\nclasses cat, dog\nbox DIR/images/a.txt:1BOX | one split
+labelImg, from the folder above | images/a.jpg images/a.txt(#1) images/classes.txt(cat;dog) | : DIR/images/a.jpg\nclasses cat, dog
+classes in two orders | train/a.jpg train/a.txt(#1) train/classes.txt(cat;dog) val/b.jpg val/classes.txt(dog;cat;cow) | number the classes in diff
 labelImg, with splits | train/a.jpg val/b.jpg train/a.txt(#1) train/classes.txt(cat;dog) | : DIR/train/a.jpg\n
  | : DIR/val/b.jpg\n
 no names | obj.data(train = train.txt) train.txt(a.jpg) a.jpg | no names; add names = obj.names
@@ -979,6 +982,10 @@ a file of another name | annotations/train.json(a.jpg) annotations/holdout.json(
 an evaluation split alone | annotations/val.json(a.jpg) a.jpg | one split | warning: DIR has the split val only
 a list of VOC without images | ImageSets/Main/train.txt(a) ImageSets/Main/val.txt() Annotations/a.xml(x) JPEGImages/a.jpg
  | error: DIR/ImageSets/Main/val.txt names no images
+a file without a split beside one of val | annotations/instances_default.json(a.jpg) annotations/val.json(b.jpg) a.jpg b.jpg
+ | error: | has the splits instances_default, val, and none of them is called train
+lists of CVAT | ImageSets/Main/default.txt(a) ImageSets/Main/Validation.txt(b) Annotations/a.xml(x) Annotations/b.xml(x) JPEGImages/a.jpg
+ JPEGImages/b.jpg | (train): DIR/JPEGImages/a.jpg | val DIR (val): DIR/JPEGImages/b.jpg
 lists of PaddleX | train_list.txt(JPEGImages/a.jpg Annotations/a.xml) val_list.txt(JPEGImages/b.jpg Annotations/b.xml) Annotations/a.xml(x)
  Annotations/b.xml(x) JPEGImages/a.jpg JPEGImages/b.jpg | val DIR (val): DIR/JPEGImages/b.jpg
 a list of VOC with extensions | ImageSets/Main/train.txt(a.jpg) Annotations/a.xml(x) JPEGImages/a.jpg | class 0 | !problem

@@ -108,30 +108,26 @@ SHARED_TEST("yolox: detections after NMS equal the official ones") {
   for (const std::string size : {"nano", "tiny", "s"}) {
     const auto f = fixture("model_" + size + ".pth");
     for (const std::string kind : {"sq", "rect"})
-      for (const std::string conf : {"0.01", "0.001", "0.05"})
-        for (const bool agnostic : {false, true}) {
-          const auto d = postprocess(tensor(f, "eval_" + kind), std::stod(conf), 0.65, agnostic);
-          for (int image = 0; image < 2; ++image) {
-            const std::string key =
-                "det_" + kind + "_" + conf + (agnostic ? "_agnostic_" : "_class_") + std::to_string(image);
-            CAPTURE(size);
-            CAPTURE(key);
-            if (f.contains(key)) compare(d[image], tensor(f, key));
-          }
+      for (const std::string conf : {"0.01", "0.001", "0.05"}) {
+        const auto d = postprocess(tensor(f, "eval_" + kind), std::stod(conf), 0.65);
+        for (int image = 0; image < 2; ++image) {
+          const std::string key = "det_" + kind + "_" + conf + "_class_" + std::to_string(image);
+          CAPTURE(size);
+          CAPTURE(key);
+          if (f.contains(key)) compare(d[image], tensor(f, key));
         }
+      }
   }
   const auto f = fixture("misc.pth");
   for (const std::string n : {"300", "3000"})
-    for (const auto& [conf, iou] : {std::pair{"0.01", "0.65"}, {"0.25", "0.45"}})
-      for (const bool agnostic : {false, true}) {
-        const auto d = postprocess(tensor(f, "nms" + n + "_pred"), std::stod(conf), std::stod(iou), agnostic);
-        for (int image = 0; image < 2; ++image) {
-          const std::string key = "nms" + n + "_" + conf + "_" + iou + (agnostic ? "_agnostic_" : "_class_") +
-                                  std::to_string(image);
-          CAPTURE(key);
-          compare(d[image], tensor(f, key));
-        }
+    for (const auto& [conf, iou] : {std::pair{"0.01", "0.65"}, {"0.25", "0.45"}}) {
+      const auto d = postprocess(tensor(f, "nms" + n + "_pred"), std::stod(conf), std::stod(iou));
+      for (int image = 0; image < 2; ++image) {
+        const std::string key = "nms" + n + "_" + conf + "_" + iou + "_class_" + std::to_string(image);
+        CAPTURE(key);
+        compare(d[image], tensor(f, key));
       }
+    }
 }
 
 TEST_CASE(
@@ -151,7 +147,7 @@ TEST_CASE(
       .join();
 }
 
-TEST_CASE("yolox: NMS of a small example: overlap, classes, class-agnostic, and no detection") {
+TEST_CASE("yolox: NMS of a small example: overlap, classes, and no detection") {
   // Three overlapping boxes of classes 0, 0 and 1, the first two with IoU 0.6. The score of the fourth is too
   // low.
   const auto row = [](float cx, float cy, float w, float h, float obj, int cls) {
@@ -168,7 +164,6 @@ TEST_CASE("yolox: NMS of a small example: overlap, classes, class-agnostic, and 
   CHECK(d[0][0].item<float>() == 40);
   CHECK(d[0][4].item<float>() == doctest::Approx(.9));
   CHECK(d[1][6].item<float>() == 1);
-  CHECK(postprocess(out, 0.01, 0.5, true)[0].size(0) == 1);
   CHECK(postprocess(out, 0.99, 0.5)[0].sizes() == torch::IntArrayRef({0, 7}));
 }
 

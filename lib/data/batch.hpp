@@ -50,13 +50,11 @@ struct Item {
 struct Dataset;
 
 struct Batch {
-  Tensor images;                 // [B, H, W, 3] uint8, BGR; in pinned memory if the loader has `pinned`
-  Targets targets;               // in pixels of the images
-  std::vector<int64_t> indices;  // [B] Item::index
-  std::vector<Scale> scales;     // [B] Item::scale
-  // In a batch for training: the data set of `indices`, and the mean number of images of the ranks.
-  const Dataset* data = nullptr;
-  double images_per_rank = 0;
+  Tensor images;                  // [B, H, W, 3] uint8, BGR; in pinned memory if the loader has `pinned`
+  Targets targets;                // in pixels of the images
+  std::vector<int64_t> indices;   // [B] Item::index
+  std::vector<Scale> scales;      // [B] Item::scale
+  const Dataset* data = nullptr;  // of `indices`, in a batch for training
 };
 
 // Converts the boxes of each image to the form that the loss uses, padded to the largest count. Boxes of the
@@ -121,15 +119,14 @@ inline void resize_batch(Tensor& images, Targets& targets, ImageSize size) {
 
 // Network input of one batch.
 struct Input {
-  Tensor images;               // [B, 3, H, W] float
-  Targets targets;             // in pixels of `images`
-  double images_per_rank = 0;  // see Batch
+  Tensor images;    // [B, 3, H, W] float
+  Targets targets;  // in pixels of `images`
 };
 // Returns the network input of a batch, resized to `size`. legacy: pixel format of YOLOX 0.1.0, see
 // preprocess(). type: dtype of the weights.
 inline Input make_network_input(const Batch& batch, ImageSize size, bool legacy, at::ScalarType type) {
   RECORD_USER_SCOPE("copy");
-  Input input{preprocess(batch.images, legacy).to(type), batch.targets, batch.images_per_rank};
+  Input input{preprocess(batch.images, legacy).to(type), batch.targets};
   resize_batch(input.images, input.targets, size);
   return input;
 }

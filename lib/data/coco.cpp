@@ -65,7 +65,8 @@ Source read_coco_source(const std::string& json, const std::string& images, cons
   std::string split = fs::path(json).stem().string();
   if (split.starts_with("instances_")) split = split.substr(10);
   std::vector<std::string> names;
-  for (const CocoImage& image : source.coco.images) names.push_back(image.file_name);
+  for (const CocoImage& image : source.coco.images)
+    names.push_back(images.empty() ? image.file_name : fs::path(image.file_name).relative_path().string());
   const auto found = [&](const fs::path& place) {
     source.files = find_images(source, json, names, place, split,
                                "name the folder of its images " + split +

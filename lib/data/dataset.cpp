@@ -327,7 +327,7 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
       data.problems->add(
           "image size differs from its annotation",
           concat(source.files[i], " is ", c.width, "x", c.height, ", annotated as ", image.width, "x",
-                 image.height, image.width == c.height ? " (rotated by its EXIF tag?)" : ""));
+                 image.height, image.width == c.height ? " (rotated by its EXIF tag, or swapped?)" : ""));
       continue;
     }
     image.width = c.width;

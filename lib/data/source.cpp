@@ -350,13 +350,14 @@ static const std::vector<std::pair<std::string, std::string>> kSplitWords = {
     {"training", "train"},    {"valid", "val"},   {"validation", "val"}, {"testing", "test"}};
 
 std::string split_of(const fs::path& path) {
+  std::string found;
   for (const fs::path& part : path) {
     std::string letters = lower(part.string());
     std::erase_if(letters, [](char c) { return !std::isalpha(static_cast<unsigned char>(c)); });
     for (const auto& [word, split] : kSplitWords)
-      if (letters == word) return split;
+      if (letters == word) found = split;
   }
-  return "";
+  return found;
 }
 
 std::vector<fs::path> listing(const fs::path& folder, bool folders_only) {
@@ -467,7 +468,8 @@ std::vector<std::string> find_images(Source& source, const std::string& list,
     while (name.starts_with("../")) name.erase(0, 3);  // relative to another folder, such as annotations
     wanted.push_back("/" + name);
     splits.push_back(split_of(fs::path(name).parent_path()));
-    images_of[wanted.back().substr(wanted.back().rfind('/') + 1)].push_back(wanted.size() - 1);
+    if (!fs::path(name).is_absolute() || !is_file(name))
+      images_of[wanted.back().substr(wanted.back().rfind('/') + 1)].push_back(wanted.size() - 1);
   }
   const auto relative = [&](const std::string& place) { return fs::path(place).lexically_relative(root); };
   for (const std::string& file : files_under(root, {}, source.skipped)) {

@@ -179,7 +179,7 @@ std::string other_format(const fs::path& file);
 // "test".
 std::string split_name(const std::string& name);
 
-// Returns the split in a path, but for digits and signs: "val2017/a" -> "val". "" if there is none.
+// Returns the last split in a path, but for digits and signs: "val2017/a" -> "val". "" if there is none.
 std::string split_of(const fs::path& path);
 
 // Names of folders, keys and lists that hold a split.

@@ -215,7 +215,8 @@ static void read_voc_lists(Voc& voc, const fs::path& folder, bool needed) {
   std::string empty;
   for (const fs::path& list : listing(folder)) {
     std::string split = lower_stem(list);
-    if (split.ends_with("_list")) split.resize(split.size() - 5);  // of PaddleX
+    if (split.ends_with("_list")) split.resize(split.size() - 5);               // of PaddleX
+    if (split == "default" && !is_file(folder / "train.txt")) split = "train";  // of CVAT: without a subset
     Part part;
     size_t known = 0;
     if (!has_extension(list, {".txt"}) || !std::ranges::count(kSplits, split)) continue;

@@ -421,7 +421,7 @@ SplitReaders yolo_folder_splits(const fs::path& folder) {
       data.splits[split].push_back((place.filename() / "images").string());
   if (data.splits.empty() && is_folder(data.root / "images") && is_folder(data.root / "labels"))
     data.splits["all"] = {"images"};
-  std::vector<std::string> places{"", "labels"};
+  std::vector<std::string> places{"", "labels", "images"};
   for (const auto& [_, found] : data.splits)
     for (std::string place : found) places.push_back(place.replace(place.find("images"), 6, "labels"));
   for (const auto& split : kSplits)
@@ -429,15 +429,22 @@ SplitReaders yolo_folder_splits(const fs::path& folder) {
   for (const auto& place : places)
     for (const char* name : {"classes.txt", "_darknet.labels"}) {
       const fs::path names = data.root / place / name;
-      if (!data.names.empty() || !is_file(names)) continue;
+      if (!is_file(names)) continue;
+      const auto list = read_names(names.string());
+      const size_t both = std::min(list.size(), data.names.size());
+      check(std::equal(list.begin(), list.begin() + both, data.names.begin()), names.string(), " and ",
+            data.file,
+            " number the classes in different ways; renumber the labels of one, and make them equal");
+      if (list.size() <= both) continue;
       data.file = names.string();
-      data.names = read_names(data.file);
+      data.names = list;
     }
   if (data.splits.empty() && !data.names.empty()) {
     data.beside = true;
     for (const auto& split : kSplits)
       if (has_images(split)) data.splits[split_name(split)].push_back(split);
-    if (data.splits.empty() && has_images("")) data.splits["all"] = {"."};
+    for (const char* place : {".", "images"})
+      if (data.splits.empty() && has_images(place)) data.splits["all"] = {place};
   }
   std::string lines;
   for (const auto& [split, images] : data.splits)

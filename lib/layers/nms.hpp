@@ -53,8 +53,7 @@ inline Tensor nms(const Tensor& boxes, const Tensor& scores, const Tensor& class
 // A box is kept if no kept box before it suppresses it. Each round applies this rule to all boxes at once.
 // The first k boxes of a chain, in which each suppresses the next, are right after k rounds, so a round that
 // changes nothing ends the search.
-inline std::pair<Tensor, Tensor> batched_nms(const Tensor& rows, const Tensor& valid, double threshold,
-                                             bool agnostic) {
+inline std::pair<Tensor, Tensor> batched_nms(const Tensor& rows, const Tensor& valid, double threshold) {
   constexpr int kRounds = 16;
   const auto pairs = [&](int64_t column) {  // [B, K, 1] and [B, 1, K]
     const Tensor values = rows.select(-1, column);
@@ -68,9 +67,8 @@ inline std::pair<Tensor, Tensor> batched_nms(const Tensor& rows, const Tensor& v
   const Tensor both = (torch::minimum(x2, other_x2) - torch::maximum(x1, other_x1)).clamp_min_(0) *
                       (torch::minimum(y2, other_y2) - torch::maximum(y1, other_y1)).clamp_min_(0);
   const Tensor either = (x2 - x1) * (y2 - y1) + (other_x2 - other_x1) * (other_y2 - other_y1) - both;
-  Tensor suppresses =
-      (both / either > threshold).triu_(1);  // [B, K, K]: the first box comes before the second
-  if (!agnostic) suppresses.logical_and_(cls == other_cls);
+  // [B, K, K]: the first box comes before the second.
+  const Tensor suppresses = (both / either > threshold).triu_(1).logical_and_(cls == other_cls);
   Tensor kept = valid, before;
   for (int round = 0; round < kRounds; ++round) {
     before = kept;
@@ -83,7 +81,7 @@ inline std::pair<Tensor, Tensor> batched_nms(const Tensor& rows, const Tensor& v
 // Returns the detections of each image on the CPU. Waits once for all images, and once more for each image
 // with more than 1024 rows to keep, or with a long chain of boxes that suppress each other; on_host() then
 // runs for these images, on several threads.
-inline std::vector<Tensor> nms_on_gpu(const Tensor& rows, const Tensor& keep, double threshold, bool agnostic,
+inline std::vector<Tensor> nms_on_gpu(const Tensor& rows, const Tensor& keep, double threshold,
                                       const std::function<Tensor(const Tensor&, const Tensor&)>& on_host) {
   constexpr int64_t kMost = 1024, kImagesAtOnce = 16;  // [16, 1024, 1024] float32 is 67 MB
   const int64_t most = std::min(kMost, rows.size(1));
@@ -94,7 +92,7 @@ inline std::vector<Tensor> nms_on_gpu(const Tensor& rows, const Tensor& keep, do
     const Tensor scores = (all.select(-1, 4) * all.select(-1, 5)).masked_fill(wanted.logical_not(), -1);
     const Tensor order = scores.argsort(/*stable=*/true, 1, /*descending=*/true).slice(1, 0, most);  // [B, K]
     const Tensor best = all.gather(1, order.unsqueeze(-1).expand({-1, -1, 7}));
-    const auto [kept, certain] = batched_nms(best, wanted.gather(1, order), threshold, agnostic);
+    const auto [kept, certain] = batched_nms(best, wanted.gather(1, order), threshold);
     const Tensor solved = certain.logical_and(wanted.sum(1) <= most).unsqueeze(1);
     parts.push_back(
         torch::cat({best, torch::where(solved, kept.to(torch::kFloat), -1.0f).unsqueeze(-1)}, -1));

@@ -40,6 +40,7 @@ struct Training {
   bool sync_bn = true;                                       // false: ranks average batch norm statistics
   Tensor class_weights = {};                                 // [classes], --class-weights; undefined: 1
   std::shared_ptr<CastWeights> cast_weights = {};            // null: autocast casts each weight by itself
+  double images_per_rank = 0;                                // mean over the ranks
   std::shared_ptr<GradientReducer> reducer = {};  // null: the gradients are averaged after backward
   EmaTensors averaged = {};                       // by the EMA; empty without an EMA
 
