@@ -327,6 +327,7 @@ TEST_CASE("ranks: an error of the rank itself is distinguished from the loss of 
         {"NCCL communicator was aborted on rank 1", true},
         {"NCCL error in: x.cpp:1, remote process exited or there was a network error", true},
         {"NCCL error in: x.cpp:1, unhandled cuda error (run with NCCL_DEBUG=INFO for details)", false},
+        {"NCCL cannot connect the GPUs: NCCL error in: x.cpp:1, unhandled system error", false},
         {"CUDA error: an illegal memory access was encountered", false},
         {"CUDA out of memory. Tried to allocate 2 GiB", false},
         {"last.pth: No space left on device", false}})

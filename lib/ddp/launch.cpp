@@ -339,7 +339,7 @@ bool is_local_error(const std::exception& e) {
 
 bool is_lost_rank_error(const std::exception& e) {
   const std::string what = e.what();
-  if (is_local_error(e)) return false;
+  if (is_local_error(e) || what.starts_with("NCCL cannot connect")) return false;
   for (const char* words : {"third_party/gloo", "Connection closed by peer", "Connection reset by peer",
                             "Broken pipe", "NCCL error", "NCCL communicator was aborted"})
     if (what.find(words) != std::string::npos) return true;

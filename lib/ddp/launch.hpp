@@ -110,7 +110,7 @@ struct NeedsRestart : std::runtime_error {
 // of memory.
 bool is_local_error(const std::exception& e);
 
-// Returns true for LostRank and for errors of torch about a broken connection to another rank.
+// Returns true for LostRank and for errors of torch about a connection to another rank that breaks later.
 bool is_lost_rank_error(const std::exception& e);
 
 // Runs program() like run_program() and returns the exit code of the process. program() returns the exit
