@@ -3,7 +3,6 @@
 // batches, whose next ones are loaded, augmented and copied to the device in the background. Data sets are
 // read by formats.hpp and lib/data/.
 #pragma once
-#include <torch/torch.h>
 
 #include <map>
 #include <memory>
@@ -17,6 +16,7 @@
 #include "augment.hpp"
 #include "base/program.hpp"
 #include "base/text.hpp"
+#include "base/torch.hpp"
 #include "data/batch.hpp"
 #include "data/dataset.hpp"
 #include "data/loader.hpp"

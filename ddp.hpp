@@ -9,7 +9,6 @@
 #pragma once
 #include <ATen/record_function.h>
 #include <c10/util/Logging.h>
-#include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -40,7 +39,7 @@
 #include "base/program.hpp"
 #include "base/text.hpp"
 #include "base/timeout.hpp"
-#include "base/torch_versions.hpp"
+#include "base/torch.hpp"
 #include "ddp/launch.hpp"
 #include "layers/bn_silu.hpp"
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
 #include <map>
 #include <opencv2/core/utils/logger.hpp>
 #include <opencv2/highgui.hpp>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Evaluation: runs a model on a data set and computes AP.
 #pragma once
-#include <torch/torch.h>
 
 #include <algorithm>
 #include <array>
@@ -16,6 +15,7 @@
 
 #include "base/device.hpp"
 #include "base/program.hpp"
+#include "base/torch.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "coco_eval.hpp"
 #include "data.hpp"

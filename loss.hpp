@@ -10,7 +10,6 @@
 // Targets: data/batch.hpp. box_iou(): simota.hpp.
 #pragma once
 #include <ATen/record_function.h>
-#include <torch/torch.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -18,6 +17,7 @@
 #include <vector>
 
 #include "base/text.hpp"
+#include "base/torch.hpp"
 #include "simota.hpp"
 
 namespace yolox {

@@ -4,7 +4,6 @@
 #pragma once
 #include <ATen/autocast_mode.h>
 #include <ATen/record_function.h>
-#include <torch/torch.h>
 
 #include <algorithm>
 #include <cmath>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "base/text.hpp"
+#include "base/torch.hpp"
 #include "checkpoint/checkpoint.hpp"
 
 namespace yolox {

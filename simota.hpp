@@ -16,7 +16,6 @@
 // B: images. A: anchor points. K: candidate slots per image. C: classes. n: images of a chunk, rows: objects
 // of each (padded), g: objects of a part of the rows.
 #pragma once
-#include <torch/torch.h>
 
 #include <algorithm>
 #include <cmath>
@@ -25,6 +24,7 @@
 #include <vector>
 
 #include "base/device.hpp"
+#include "base/torch.hpp"
 #include "data/batch.hpp"
 #include "yolox.hpp"
 

@@ -9,7 +9,6 @@
 #pragma once
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/torch.h>
 
 #include <algorithm>
 #include <cmath>
@@ -22,6 +21,7 @@
 #include <vector>
 
 #include "base/text.hpp"
+#include "base/torch.hpp"
 #include "layers/bn_silu.hpp"
 #include "layers/nms.hpp"
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random input of a step, for the benchmarks.
 #pragma once
-#include <torch/torch.h>
 
 #include <vector>
 
+#include "base/torch.hpp"
 #include "data/batch.hpp"
 
 namespace yolox {

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Helpers for tests with tensors. Includes torch before doctest, because torch defines a CHECK macro too.
 #pragma once
-#include <torch/torch.h>
 #undef CHECK
 
+#include <torch/serialize.h>
+
+#include "base/torch.hpp"
 #include "common.hpp"
 
 #ifdef YOLOX_SIMULATED_CUDA

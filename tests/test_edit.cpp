@@ -11,7 +11,7 @@ using namespace yolox::test;
 
 namespace {
 
-std::string replaced(std::string text, const std::string& from, const std::string& to) {
+std::string edited(std::string text, const std::string& from, const std::string& to) {
   const size_t at = text.find(from);
   REQUIRE_MESSAGE(at != std::string::npos, from);
   return text.replace(at, from.size(), to);
@@ -86,7 +86,7 @@ PROGRAM_TEST(
   if (!has_ninja()) return;
   TempDir dir;
   fs::copy_file(YOLOX_SOURCE_DIR "/train.cpp", dir / "train.cpp");
-  std::ofstream(dir / "loss.hpp") << replaced(
+  std::ofstream(dir / "loss.hpp") << edited(
       contents(YOLOX_SOURCE_DIR "/loss.hpp"), "  return losses;",
       "  losses.add(\"extra\", 0.5 * l1_loss + 0.25);\n  "
       "losses.log(\"double_iou\", 2 * kIouWeight * iou_loss);\n  "

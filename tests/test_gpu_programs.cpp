@@ -196,12 +196,12 @@ std::string trained(const TempDir& dir, int gpus, const std::string& flags) {
 }
 
 // ./train on all GPUs in the background, after its first step.
-struct Endless {
+struct GpuRun {
   DataDir dir{12};
   Process process;
   std::vector<pid_t> ranks;
 
-  explicit Endless(const std::string& flags)
+  explicit GpuRun(const std::string& flags)
       : process(dir, {train(kRanks, concat(kTiny, "--epochs 9999 --eval-interval 0 --out r ", flags))}) {
     REQUIRE_MESSAGE(process.until([&] { return has(contents(process.out), "epoch      iter"); }),
                     contents(process.err));
@@ -230,7 +230,7 @@ SEVERAL_GPUS("gpu: ranks: N GPUs compute the steps of one in float64, and the AP
 
 SEVERAL_GPUS("gpu: ranks: after kill -9 of a rank the others end, also while graphs are replayed") {
   for (const std::string flags : {"", "--graph"}) {
-    Endless run(flags);
+    GpuRun run(flags);
     kill(run.ranks[1], SIGKILL);
     const double start = now();
     REQUIRE(run.process.ends());
@@ -243,7 +243,7 @@ SEVERAL_GPUS("gpu: ranks: after kill -9 of a rank the others end, also while gra
 }
 
 SEVERAL_GPUS("gpu: ranks: SIGTERM saves, and fewer GPUs resume the run") {
-  Endless run("--graph");
+  GpuRun run("--graph");
   kill(run.process.pid, SIGTERM);
   REQUIRE(run.process.ends());
   CHECK(run.process.wait() == 0);

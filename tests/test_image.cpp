@@ -6,7 +6,6 @@
 #include <fcntl.h>
 
 #include <array>
-#include <cstdio>
 #include <map>
 #include <random>
 // libjpeg's headers need <cstdio> before them.

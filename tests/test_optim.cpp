@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optim.hpp"
 
+#include <torch/nn/modules/normalization.h>
+#include <torch/optim.h>
+
 #include <map>
 
 #include "loss.hpp"

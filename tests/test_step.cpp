@@ -34,7 +34,7 @@ struct Small : SmallTraining {
   }
 };
 
-double largest_difference(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+double relative_norm(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
   REQUIRE(a.size() == b.size());
   double most = 0;
   for (size_t i = 0; i < a.size(); ++i)
@@ -69,7 +69,7 @@ TEST_CASE("step: unequal parts compute gradient and losses of the whole batch, e
       CHECK(in_parts.total.item<double>() == doctest::Approx(whole.total.item<double>()).epsilon(1e-5));
       for (const char* count : {"positives", "objects"})
         CHECK(in_parts[count].item<int64_t>() == whole[count].item<int64_t>());
-      CHECK(largest_difference(want, s.grads()) < 1e-3);
+      CHECK(relative_norm(want, s.grads()) < 1e-3);
     }
   }
 }
@@ -252,7 +252,7 @@ TEST_CASE("step: the loss is scaled for fp16, and the network runs under autocas
   s.observed->after_forward = [&](const Tensor&) { autocast = at::autocast::is_autocast_enabled(at::kCPU); };
   s.gradients_in(1);
   CHECK_FALSE(autocast);
-  CHECK(largest_difference(want, s.grads()) < 1e-5);
+  CHECK(relative_norm(want, s.grads()) < 1e-5);
   s.training->amp = torch::kBFloat16;
   const Losses l = s.gradients_in(1);
   CHECK(autocast);

@@ -5,7 +5,7 @@
 #include <exception>
 
 #include "base/text.hpp"
-#include "base/torch_versions.hpp"
+#include "base/torch.hpp"
 
 #ifdef YOLOX_CUDA
 #include <ATen/core/CachingHostAllocator.h>

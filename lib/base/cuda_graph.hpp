@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // CUDA graphs: kernels that are recorded once, and then launched together with one call.
 #pragma once
-#include <torch/torch.h>
 
 #include <functional>
 #include <memory>
+
+#include "base/torch.hpp"
 
 namespace yolox {
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The device of a run (CPU or GPU): parsing of --device, name, memory, deterministic mode.
 #pragma once
-#include <torch/torch.h>
 
 #ifdef YOLOX_CUDA
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -11,6 +10,8 @@
 
 #include <functional>
 #include <string>
+
+#include "base/torch.hpp"
 
 namespace yolox {
 

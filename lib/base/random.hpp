@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Counter-based random numbers.
 #pragma once
-#include <cmath>
 #include <cstdint>
 #include <utility>
 #include <vector>

@@ -5,13 +5,13 @@
 // value range). Keys and layout are those of official YOLOX (yolox/core/trainer.py,
 // yolox/utils/checkpoint.py), so that each program can read the files of the other one.
 #pragma once
-#include <torch/torch.h>
 
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/text.hpp"
+#include "base/torch.hpp"
 
 namespace yolox {
 

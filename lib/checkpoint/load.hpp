@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Finds and reads the weights file that a user names, and loads it into a model.
 #pragma once
-#include <torch/torch.h>
 
 #include <string>
 #include <vector>
 
 #include "base/flags.hpp"
+#include "base/torch.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "images/image.hpp"
 #include "models.hpp"

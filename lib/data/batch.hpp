@@ -7,7 +7,6 @@
 // number of objects in an image of the batch.
 #pragma once
 #include <ATen/record_function.h>
-#include <torch/torch.h>
 
 #include <algorithm>
 #include <array>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "base/random.hpp"
+#include "base/torch.hpp"
 #include "images/image.hpp"
 
 namespace yolox {

@@ -9,7 +9,6 @@
 #include <climits>
 #include <optional>
 #include <string_view>
-#include <system_error>
 
 #include "base/new_file.hpp"
 #include "base/printable.hpp"

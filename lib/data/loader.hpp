@@ -3,7 +3,6 @@
 #pragma once
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
-#include <torch/torch.h>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -15,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/torch.hpp"
 #include "data/batch.hpp"
 
 namespace yolox {

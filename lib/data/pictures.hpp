@@ -3,11 +3,11 @@
 // drawn with a font of this machine if OpenCV has the module freetype, otherwise with that of OpenCV, which
 // has ASCII only.
 #pragma once
-#include <torch/torch.h>
 
 #include <string>
 #include <vector>
 
+#include "base/torch.hpp"
 #include "data/batch.hpp"
 #include "data/dataset.hpp"
 

@@ -4,7 +4,6 @@
 #include <pugixml.hpp>
 
 #include <climits>
-#include <functional>
 #include <memory>
 
 #include "base/text.hpp"

@@ -4,13 +4,13 @@
 #pragma once
 #include <c10/core/CPUAllocator.h>
 #include <malloc.h>
-#include <torch/torch.h>
 
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
 
 #include "base/text.hpp"
+#include "base/torch.hpp"
 #include "dtr/dtr.hpp"
 
 namespace yolox {

@@ -40,7 +40,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/torch.h>
 
 #include <algorithm>
 #include <atomic>
@@ -56,6 +55,7 @@
 #include <vector>
 
 #include "base/device.hpp"
+#include "base/torch.hpp"
 
 namespace yolox {
 

@@ -4,13 +4,13 @@
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/torch.h>
 
 #include <atomic>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "base/torch.hpp"
 #include "dtr/dtr.hpp"
 
 namespace yolox {

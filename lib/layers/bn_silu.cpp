@@ -12,7 +12,6 @@
 
 #include <ATen/Parallel.h>
 #include <torch/library.h>
-#include <torch/torch.h>
 
 #include <algorithm>
 #include <cstring>
@@ -20,6 +19,7 @@
 #include <tuple>
 #include <vector>
 
+#include "base/torch.hpp"
 #include "layers/bn_silu_cuda.hpp"
 #include "layers/sync_bn.hpp"
 

@@ -3,11 +3,12 @@
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/custom_class.h>
-#include <torch/torch.h>
 
 #include <functional>
 #include <optional>
 #include <utility>
+
+#include "base/torch.hpp"
 
 namespace yolox {
 

@@ -5,12 +5,11 @@
 // Nothing here waits for the GPU. With SyncBN, forward needs one all-gather and backward one all-reduce.
 #pragma once
 #include <c10/core/DeviceGuard.h>
-#include <torch/torch.h>
 
 #include <optional>
 #include <tuple>
 
-#include "base/torch_versions.hpp"
+#include "base/torch.hpp"
 #include "layers/bn_silu_kernels.hpp"
 #include "layers/sync_bn.hpp"
 

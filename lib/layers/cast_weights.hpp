@@ -4,7 +4,6 @@
 #pragma once
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
-#include <torch/torch.h>
 
 #include <cstdint>
 #include <limits>
@@ -12,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/torch_versions.hpp"
+#include "base/torch.hpp"
 
 namespace yolox {
 

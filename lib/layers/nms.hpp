@@ -2,7 +2,6 @@
 // NMS: of one image on the host, and of a whole batch on a GPU.
 #pragma once
 #include <ATen/Parallel.h>
-#include <torch/torch.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -10,6 +9,8 @@
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "base/torch.hpp"
 
 namespace yolox {
 

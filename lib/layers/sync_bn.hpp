@@ -5,10 +5,10 @@
 #pragma once
 #include <torch/custom_class.h>
 #include <torch/library.h>
-#include <torch/torch.h>
 
 #include <tuple>
 
+#include "base/torch.hpp"
 #include "layers/bn_silu.hpp"
 
 namespace yolox {

@@ -5,10 +5,11 @@
 // which costs tens of nanoseconds without a profiler.
 #pragma once
 #include <ATen/record_function.h>
-#include <torch/torch.h>
 
 #include <cstdint>
 #include <string>
+
+#include "base/torch.hpp"
 
 namespace yolox {
 

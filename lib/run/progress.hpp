@@ -2,7 +2,6 @@
 // Progress of a run: progress line and log, metrics.csv, TensorBoard events, and notes on unusual
 // statistics.
 #pragma once
-#include <torch/torch.h>
 
 #include <cstdint>
 #include <map>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "base/flags.hpp"
+#include "base/torch.hpp"
 #include "config.hpp"
 #include "data/dataset.hpp"
 #include "ddp.hpp"

@@ -4,12 +4,12 @@
 // This file: the setup before the first step, the run folder and its log, evaluations while training, and the
 // end of a run.
 #pragma once
-#include <torch/torch.h>
 
 #include <string>
 #include <vector>
 
 #include "base/device.hpp"
+#include "base/torch.hpp"
 #include "config.hpp"
 #include "data/dataset.hpp"
 #include "ddp.hpp"

@@ -2,7 +2,6 @@
 // The state of a training, the run folder (creating, locking and finding it), and the checkpoints in it:
 // last.pth, last.bak.pth (the one before it) and best.pth.
 #pragma once
-#include <torch/torch.h>
 
 #include <memory>
 #include <optional>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "base/flags.hpp"
+#include "base/torch.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "config.hpp"
 #include "layers/cast_weights.hpp"

@@ -7,7 +7,6 @@
 // memory, numbers that change from step to step are tensors (StepScalar), and the counts of objects are upper
 // bounds (Targets::counts).
 #pragma once
-#include <torch/torch.h>
 
 #include <array>
 #include <cstdint>
@@ -16,6 +15,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/torch.hpp"
 #include "ddp.hpp"
 #include "loss.hpp"
 #include "optim.hpp"

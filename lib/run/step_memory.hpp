@@ -2,7 +2,6 @@
 // Fitting a step into memory and to the machine: repetition in micro-batches after an out-of-memory error,
 // and the trial steps of --bs auto, --accum, --dtr and --threads.
 #pragma once
-#include <torch/torch.h>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -10,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/torch.hpp"
 #include "config.hpp"
 #include "data/batch.hpp"
 #include "ddp.hpp"

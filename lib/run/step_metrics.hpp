@@ -4,7 +4,6 @@
 #pragma once
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <torch/torch.h>
 
 #include <algorithm>
 #include <chrono>
@@ -20,6 +19,7 @@
 #include "base/program.hpp"
 #include "base/text.hpp"
 #include "base/timeout.hpp"
+#include "base/torch.hpp"
 #include "dtr/dtr.hpp"
 #include "loss.hpp"
 

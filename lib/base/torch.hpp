@@ -1,8 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// What differs between LibTorch 2.10 and 2.15. Other files that depend on the version use
-// YOLOX_TORCH_AT_LEAST.
+// The parts of LibTorch that our files use, and what differs between 2.10 and 2.15. A model with other
+// modules includes their headers, such as torch/nn/modules/rnn.h. All of torch/torch.h compiles more slowly.
 #pragma once
-#include <torch/csrc/autograd/function.h>
+#include <torch/autograd.h>
+#include <torch/cuda.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
 #include <torch/version.h>
 #if defined(YOLOX_CUDA) && !defined(YOLOX_SIMULATED_CUDA)
 #include <c10/cuda/CUDAStream.h>
