@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <sstream>
@@ -85,7 +86,7 @@ class Ranks {
     const size_t count = t.numel();
     if (local && t.is_cpu() && t.scalar_type() == torch::kDouble && t.is_contiguous() &&
         count <= SharedMemoryGather::kMaxValues)
-      return sum_in_shared_memory(t.data_ptr<double>(), count);
+      return combine(t.data_ptr<double>(), count, std::plus());
     all_reduce(*processes, t);
   }
   // Returns the elementwise sum over all ranks.
@@ -98,6 +99,10 @@ class Ranks {
   // Returns the elementwise maximum over all ranks.
   std::vector<double> max(std::vector<double> values) {
     if (alone()) return values;
+    if (local && values.size() <= SharedMemoryGather::kMaxValues) {
+      combine(values.data(), values.size(), [](double a, double b) { return std::max(a, b); });
+      return values;
+    }
     std::vector<Tensor> one{torch::from_blob(values.data(), {int64_t(values.size())}, torch::kDouble)};
     c10d::AllreduceOptions options;
     options.reduceOp = c10d::ReduceOp::MAX;
@@ -409,10 +414,11 @@ class Ranks {
     if (same_machine()) share_memory();
 #ifdef YOLOX_CUDA
     if (!device.is_cuda()) return;
-    start_timeout(kNcclSeconds, name(), alone());
-    made_progress(
-        "the first sum of NCCL; if the GPUs cannot reach each other over PCIe (ACS, IOMMU), "
-        "NCCL_P2P_DISABLE=1 helps, and NCCL_DEBUG=INFO says more");
+    const char* remedy =
+        "; if the GPUs cannot reach each other over PCIe (ACS, IOMMU), NCCL_P2P_DISABLE=1 helps; "
+        "NCCL_DEBUG=INFO says more";
+    start_timeout(kNcclSeconds, name(), alone(), remedy);
+    made_progress("the start of NCCL");
     processes->setBackend(torch::kCUDA, Kind::NCCL, connect_nccl("all"));
     processes->setDefaultBackend(Kind::NCCL);
     // Within graphs, collectives of two communicators may wait for each other.
@@ -429,8 +435,8 @@ class Ranks {
     processes.release();  // the destructors would wait for the other ranks
     sync_bn.release();
     const std::string what = e.what();
-    if (what.find("NCCL") == std::string::npos) throw;
-    throw std::runtime_error(concat("NCCL cannot connect the GPUs: ", nccl_cause(what), nccl_remedy(what)));
+    if (dynamic_cast<const LostRank*>(&e) || what.find("NCCL") == std::string::npos) throw;
+    throw NcclError(concat("NCCL cannot connect the GPUs: ", nccl_cause(what), nccl_remedy(what)));
   }
 #ifdef YOLOX_CUDA
   static constexpr double kNcclSeconds = 90;  // longest start of NCCL
@@ -481,19 +487,23 @@ class Ranks {
       if (const auto work = begin()) work->wait();
     } catch (const std::exception& e) {
       const std::string what = e.what();
-      if (is_local_error(e) || (!connected && what.find("NCCL") != std::string::npos)) throw;
+      const bool of_nccl =
+          what.find("NCCL") != std::string::npos && what.find("remote process exited") == std::string::npos;
+      if (is_local_error(e) || (!connected && of_nccl)) throw;
       throw LostRank(concat("rank ", info.rank, " lost another rank (", nccl_cause(what),
                             "); see the end of the output of that rank"));
     }
   }
-  // The same for a sum through shared memory, in place.
-  void sum_in_shared_memory(double* sums, size_t count) {
+  // The same through shared memory, in place, with any binary operation.
+  template <class Operation>
+  void combine(double* values, size_t count, const Operation& operation) {
     RECORD_USER_SCOPE("reduce");
     const Wait wait{waiting};
-    const std::vector<double> mine(sums, sums + count);
-    std::fill_n(sums, count, 0.0);
+    const std::vector<double> mine(values, values + count);
+    bool is_first = true;
     const int gone = local->exchange(mine.data(), count, [&](const double* v) {
-      for (size_t i = 0; i < count; ++i) sums[i] += v[i];
+      for (size_t i = 0; i < count; ++i) values[i] = is_first ? v[i] : operation(values[i], v[i]);
+      is_first = false;
     });
     if (gone >= 0)
       throw LostRank(concat("rank ", info.rank, " lost rank ", gone, " (", location(gone),

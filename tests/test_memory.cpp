@@ -2,10 +2,6 @@
 // Memory of a process, out-of-memory errors, and the search for the largest batch that fits.
 #include "tensors.hpp"
 
-#include <sys/mman.h>
-
-#include <cstring>
-
 #include "base/memory.hpp"
 #include "run/step_memory.hpp"
 
@@ -69,20 +65,4 @@ TEST_CASE("memory: the largest batch that fits is found, without trying one more
       CHECK(largest_tried <= std::max<int64_t>(2, 2 * best));
       CHECK(tried < 24);
     }
-}
-
-TEST_CASE("memory: resident memory and its peak are measured, and the peak can be reset") {
-  CHECK(resident_bytes() > 1e5);
-  CHECK(peak_bytes() >= 0.5 * resident_bytes());
-  reset_peak();  // the earlier tests have a peak too
-  const double before = peak_bytes();
-  // mmap(), because the heap may contain as much free memory that is already resident.
-  const size_t bytes = 200 << 20;
-  void* block = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  REQUIRE(block != MAP_FAILED);
-  std::memset(block, 1, bytes);
-  CHECK(peak_bytes() > before + 100e6);
-  munmap(block, bytes);
-  reset_peak();
-  CHECK(peak_bytes() < before + 100e6);
 }

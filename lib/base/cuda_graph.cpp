@@ -14,9 +14,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <cuda_runtime_api.h>
-#if !YOLOX_TORCH_AT_LEAST(12)
-#include <ATen/cuda/CUDAGeneratorImpl.h>
-#endif
 #endif
 
 namespace yolox {
@@ -64,18 +61,8 @@ bool succeeds(const Function& f) {
 }  // namespace
 
 struct CudaGraph::Implementation {
-  struct Graph : at::cuda::CUDAGraph {
-    // Up to 2.11, torch's generators of random numbers still record after a failed recording, and throw at
-    // their next use.
-    void end_recording_of_generators() {
-#if !YOLOX_TORCH_AT_LEAST(12)
-      for (auto& [state, increment] : captured_generator_states_) state->capturing_ = false;
-#endif
-    }
-  };
-
   Pool memory = pool();
-  Graph graph;
+  at::cuda::CUDAGraph graph;
 
   // After a recording that torch could not end: ends it for the allocators of torch, which otherwise free no
   // memory that two streams have used. Returns true if an allocator still has a pointer to the graph.
@@ -91,7 +78,6 @@ struct CudaGraph::Implementation {
     on_host = host && succeeds([&] { host->end_allocate_to_pool(id); });
     if (on_host) succeeds([&] { host->release_pool(id); });
 #endif
-    graph.end_recording_of_generators();
     cudaGetLastError();  // forgets the error, so that the next call does not report it
     return on_device || on_host;
   }

@@ -17,6 +17,7 @@ namespace yolox {
 static std::mutex timeout_mutex;
 // Never destroyed, because the thread uses them until the process ends.
 static std::string &timeout_process = *new std::string, &timeout_where = *new std::string;
+static const char* timeout_remedy = nullptr;
 static double timeout_seconds = 0, timeout_age = 0;  // age: seconds of run time since the last progress
 static bool timeout_alone = true;
 static std::atomic<const char*> waited_for{nullptr};
@@ -32,17 +33,20 @@ static std::atomic<const char*> waited_for{nullptr};
     does += concat(for_ranks ? ", which may wait for other ranks" : "",
                    "; if the GPU has failed, `dmesg` has a line with Xid, see docs/troubleshooting.md");
   }
-  const std::string line = concat("error: ", timeout_process, " has been at ", timeout_where, " for ",
-                                  int64_t(timeout_age), " s (--timeout): ", does, "\n");
-  _exit(write(2, line.data(), line.size()) > 0 && for_ranks ? kLostRank : 1);
+  const std::string line =
+      concat("error: ", timeout_process, " has been at ", timeout_where, " for ", int64_t(timeout_age), " s",
+             timeout_remedy ? timeout_remedy : concat(" (--timeout): ", does), "\n");
+  const int code = timeout_remedy ? kNcclFailed : for_ranks ? kLostRank : 1;
+  _exit(write(2, line.data(), line.size()) > 0 ? code : 1);
 }
 
-void start_timeout(double seconds, const std::string& process, bool alone) {
+void start_timeout(double seconds, const std::string& process, bool alone, const char* nccl_remedy) {
   std::lock_guard lock(timeout_mutex);
   timeout_seconds = seconds;
   timeout_process = process;
   timeout_where.clear();
   timeout_alone = alone;
+  timeout_remedy = nccl_remedy;
   static bool has_thread = false;
   if (std::exchange(has_thread, true)) return;
   std::thread([] {

@@ -7,13 +7,15 @@
 
 namespace yolox {
 
-// Exit code of a rank that ended because it lost another rank, or waited for it in vain.
-constexpr int kLostRank = 75;
+// Exit codes of a rank that lost another rank, or waited for it in vain, and of one whose NCCL does not
+// start.
+constexpr int kLostRank = 75, kNcclFailed = 77;
 
 // Sets the timeout. It begins with the first call of made_progress(). When it expires, the process ends: with
 // kLostRank if it waits for other ranks, or for a GPU that may wait for them, otherwise with 1.
-// process: what this process is, for the message. alone: there are no other ranks.
-void start_timeout(double seconds, const std::string& process, bool alone);
+// process: what this process is, for the message. alone: there are no other ranks. nccl_remedy: what
+// helps, while NCCL connects the GPUs; the process then ends with kNcclFailed.
+void start_timeout(double seconds, const std::string& process, bool alone, const char* nccl_remedy = nullptr);
 
 // Restarts the timeout. Call it after each step, evaluated batch and save. where: what this process does from
 // now on, as "step 12", "the evaluation after step 40". Empty: stops the timeout until the next call.

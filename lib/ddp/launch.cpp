@@ -2,8 +2,6 @@
 #include "ddp/launch.hpp"
 
 #include <fcntl.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/mman.h>
@@ -309,23 +307,10 @@ static std::string address_towards(const std::string& host, int port) {
 std::string own_address(const RankInfo& info, bool same_machine) {
   const std::string address = address_towards(info.host, info.port);
   if (same_machine || (!address.starts_with("127.") && address != "::1")) return address;
-  // The interface of the default route, or else the first one: a bridge of containers may come first.
-  ifaddrs* all = nullptr;
-  std::string found = address_towards("192.0.2.1", info.port);  // reserved by RFC 5737; sends nothing
-  if (found.starts_with("127.")) found.clear();
-  if (getifaddrs(&all) == 0) {
-    for (const ifaddrs* a = all; a && found.empty(); a = a->ifa_next) {
-      if (!a->ifa_addr || a->ifa_addr->sa_family != AF_INET || !(a->ifa_flags & IFF_UP) ||
-          (a->ifa_flags & IFF_LOOPBACK))
-        continue;
-      char text[256] = "";
-      getnameinfo(a->ifa_addr, sizeof(sockaddr_in), text, sizeof text, nullptr, 0, NI_NUMERICHOST);
-      found = text;
-    }
-    freeifaddrs(all);
-  }
-  check(!found.empty(), info.host, " resolves to ", address, ", which other machines cannot reach, and this ",
-        "machine has no other address; give MASTER_ADDR as a network address, or set ",
+  const std::string found = address_towards("192.0.2.1", info.port);  // reserved by RFC 5737; sends nothing
+  check(!found.starts_with("127."), info.host, " resolves to ", address,
+        ", which other machines cannot reach, and this ",
+        "machine has no default route; give MASTER_ADDR as a network address, or set ",
         "GLOO_SOCKET_IFNAME=INTERFACE");
   return found;
 }
@@ -339,7 +324,7 @@ bool is_local_error(const std::exception& e) {
 
 bool is_lost_rank_error(const std::exception& e) {
   const std::string what = e.what();
-  if (is_local_error(e) || what.starts_with("NCCL cannot connect")) return false;
+  if (is_local_error(e)) return false;
   for (const char* words : {"third_party/gloo", "Connection closed by peer", "Connection reset by peer",
                             "Broken pipe", "NCCL error", "NCCL communicator was aborted"})
     if (what.find(words) != std::string::npos) return true;
@@ -355,6 +340,9 @@ int run_rank(const std::function<int()>& program, const std::function<void()>& f
       throw;
     } catch (const NeedsRestart&) {
       code = kNeedsRestart;
+      throw;
+    } catch (const NcclError&) {
+      code = kNcclFailed;
       throw;
     } catch (const std::exception& e) {
       if (is_lost_rank_error(e))
@@ -398,7 +386,7 @@ std::string nccl_remedy(const std::string& what) {
     return "; a container needs more shared memory: docker run --shm-size 1g, or --ipc host";
   if (has("interface") || has("Bootstrap"))
     return "; name the network interface that reaches the other ranks in NCCL_SOCKET_IFNAME";
-  if (has("peer") || has("P2P") || has("IPC") || has("illegal memory access"))
+  if (has("peer access") || has("P2P") || has("IPC") || has("illegal memory access"))
     return "; the GPUs cannot reach each other directly (ACS, IOMMU): set NCCL_P2P_DISABLE=1";
   return "; NCCL_DEBUG=INFO says more, see docs/troubleshooting.md";
 }

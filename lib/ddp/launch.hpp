@@ -91,12 +91,16 @@ RankInfo rank_info_from_environment();
 
 // Returns the address of this machine that other machines can connect to. The host name of a machine often
 // resolves to a loopback address (127.0.1.1), which other machines cannot reach. In this case, returns the
-// IPv4 address of the default route, or else of the first other network interface. same_machine: all ranks
-// run on this machine.
+// IPv4 address of the default route. same_machine: all ranks run on this machine.
 std::string own_address(const RankInfo& info, bool same_machine);
 
 // Error of a rank that ends because another rank ended.
 struct LostRank : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// NCCL cannot connect the GPUs.
+struct NcclError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
@@ -115,8 +119,8 @@ bool is_lost_rank_error(const std::exception& e);
 
 // Runs program() like run_program() and returns the exit code of the process. program() returns the exit
 // code. The exit code is kLostRank if this rank ended because it lost another rank, so that the launcher can
-// find the rank that failed first, and kNeedsRestart for NeedsRestart. failed(): called before any other
-// error is printed, but not for UsageError.
+// find the rank that failed first, kNeedsRestart for NeedsRestart, kNcclFailed for NcclError. failed():
+// called before any other error is printed, but not for UsageError.
 int run_rank(
     const std::function<int()>& program, const std::function<void()>& failed = [] {});
 

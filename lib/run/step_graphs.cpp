@@ -60,6 +60,7 @@ bool StepGraphs::free_memory() {
 Losses StepGraphs::run(const StepInput& input, const Step& step) {
   Kind* kind = on ? kind_of(input) : nullptr;
   if (!kind) return step(input);
+  // Eager, because NCCL connects at the first use of an algorithm, and then waits for other ranks.
   const bool first = kind->steps++ == 0;
   if (first || (!kind->graph && (graphs >= kMostGraphs || !record_graph(*kind, step))))
     return step(kind->input);

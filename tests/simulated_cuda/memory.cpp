@@ -13,8 +13,11 @@ std::recursive_mutex& mutex() {
 }
 
 static int64_t bytes_now = 0, bytes_at_most = 0;
-static int64_t bytes_limit =
-    std::getenv("SIMULATED_CUDA_LIMIT") ? std::atoll(std::getenv("SIMULATED_CUDA_LIMIT")) : INT64_MAX;
+static int64_t bytes_limit = [] {
+  const char *limit = std::getenv("SIMULATED_CUDA_LIMIT"), *rank = std::getenv("LOCAL_RANK");
+  const bool of_this = limit && rank && std::atoi(limit) == std::atoi(rank);
+  return of_this ? std::atoll(std::strchr(limit, ':') + 1) : INT64_MAX;
+}();
 static bool refuses_pinned_memory = false;
 
 static bool within(const char* p, const char* block, size_t size) { return p >= block && p < block + size; }

@@ -45,8 +45,8 @@ constexpr int64_t kMemory = int64_t{16} << 30;
 int64_t allocated();
 int64_t peak_allocated();
 void reset_peak();
-// An allocation beyond the limit fails as on a GPU: "CUDA out of memory". At first it is SIMULATED_CUDA_LIMIT
-// bytes, or none.
+// An allocation beyond the limit fails as on a GPU: "CUDA out of memory". SIMULATED_CUDA_LIMIT=1:5000 is
+// the first limit of rank 1.
 void set_limit(int64_t bytes);
 int64_t limit();
 

@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 #include <c10/core/Stream.h>
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>

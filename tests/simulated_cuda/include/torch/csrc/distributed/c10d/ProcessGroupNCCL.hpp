@@ -22,6 +22,8 @@ class ProcessGroupNCCL : public Backend {
   ProcessGroupNCCL(const c10::intrusive_ptr<Store>& store, int rank, int size,
                    const c10::intrusive_ptr<Options>& options)
       : Backend(rank, size) {
+    const char* error = std::getenv("SIMULATED_NCCL_ERROR");
+    if (error) throw std::runtime_error(error);
     auto gloo_options = ProcessGroupGloo::Options::create(options->timeout);
     gloo_options->devices.push_back(ProcessGroupGloo::createDefaultDevice());
     gloo = c10::make_intrusive<ProcessGroupGloo>(c10::make_intrusive<PrefixStore>("simulated_nccl", store),
