@@ -29,6 +29,9 @@ build_sanitize() {
   local files="augment;bn_silu;cache;checkpoint;coco_.*;crash;data;dtr;formats;gpu.*;image;step_graphs;tensorboard"
   YOLOX_DRIVER=580 setup build-sanitize "$1" -DYOLOX_SANITIZE=address,undefined -DYOLOX_FUZZ=ON "-DYOLOX_TEST_FILES=$files"
 }
+build_threads() {
+  setup build-threads "$1" -DYOLOX_CUDA=OFF -DYOLOX_SANITIZE=thread "-DYOLOX_TEST_FILES=cache;data" "-DYOLOX_FOLDERS=base;data;layers"
+}
 
 # Symbolizers of the sanitizers, and stack traces in their reports.
 export ASAN_SYMBOLIZER_PATH=/usr/bin/llvm-symbolizer-14 UBSAN_OPTIONS=print_stacktrace=1
@@ -83,7 +86,7 @@ fuzz_one() {
 }
 
 check_threads() {
-  setup build-threads tests -DYOLOX_CUDA=OFF -DYOLOX_SANITIZE=thread "-DYOLOX_TEST_FILES=cache;data" "-DYOLOX_FOLDERS=base;data;layers" || return 1
+  build_threads tests || return 1
   TSAN_OPTIONS="suppressions=$PWD/tests/sanitizers/threads.txt:external_symbolizer_path=$ASAN_SYMBOLIZER_PATH" \
     run_tests build-threads -ts=threads
 }
@@ -126,6 +129,7 @@ start=$SECONDS
 # Before the parallel checks, which need the same packages; clang-tidy needs onnx.pb.h and the precompiled header.
 case "${wanted[*]}" in
   gpu | threads) ;;
+  format) build_threads yolox_onnx || exit 1 ;;  # for clang-format; the smallest build
   *) build_sanitize "yolox_onnx CMakeFiles/yolox.dir/cmake_pch.hxx.pch" || exit 1 ;;
 esac
 for check in "${wanted[@]}"; do
