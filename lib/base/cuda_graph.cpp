@@ -104,7 +104,7 @@ CudaGraph::CudaGraph(torch::Device device, const std::function<void()>& record)
     if (!error) error = std::current_exception();
     if (implementation->end_recording(device)) {
       implementation->memory.reset();
-      implementation.release();  // not destroyed, because torch may still call it
+      (void)implementation.release();  // not destroyed, because torch may still call it
     }
   }
   if (error) std::rethrow_exception(error);
