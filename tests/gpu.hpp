@@ -49,14 +49,6 @@ inline const doctest::skip needs_fused_norm(!torch::cuda::is_available() || !has
 #define SIMULATED_TEST(name) PROGRAM_TEST(name* doctest::skip(!torch::cuda::is_available() || !kSimulated))
 #define SEVERAL_GPUS(name) PROGRAM_TEST(name* doctest::skip(!torch::cuda::is_available() || kGpus < 2))
 
-// Returns the largest relative_error() of the tensors.
-inline double largest_error(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
-  REQUIRE(a.size() == b.size());
-  double largest = 0;
-  for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, relative_error(a[i], b[i]));
-  return largest;
-}
-
 // Returns the collectives of two ranks that have the same images, to try SyncBN in one process.
 inline SyncBnCollectives two_equal_ranks() {
   return {[](Tensor& x) { x.mul_(2); }, [](const Tensor& x) { return x.repeat({2, 1}); }};

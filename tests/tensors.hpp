@@ -48,6 +48,14 @@ inline double relative_error(const torch::Tensor& a, const torch::Tensor& b) {
   return ((x - y).norm() / y.norm().clamp_min(1e-300)).item<double>();
 }
 
+// Returns the largest relative_error() of the tensors.
+inline double largest_error(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b) {
+  REQUIRE(a.size() == b.size());
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, relative_error(a[i], b[i]));
+  return largest;
+}
+
 // Returns the tolerance for the relative error of a float32 result: 4 times the error of `single` against the
 // float64 result `exact`, and at least 1e-5. Kernels of another processor add in another order, so their
 // errors differ.

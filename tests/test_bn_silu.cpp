@@ -20,7 +20,7 @@ torch::nn::BatchNorm2d norm(int channels) {
 
 using Result = std::vector<Tensor>;  // y, dx, dw, db, mean, variance
 // The gradient of the output is rounded to the type of the input.
-Result run_bn_silu(const Tensor& input, bool fused, bool training, torch::ScalarType dtype) {
+Result run_bn(const Tensor& input, bool fused, bool training, torch::ScalarType dtype) {
   auto bn = norm(int(input.size(1)));
   bn->to(dtype == torch::kBFloat16 ? torch::kFloat : dtype);
   bn->train(training);
@@ -47,7 +47,7 @@ TEST_CASE("bn_silu: output, gradients and statistics equal batch norm and SiLU i
       const Tensor x = (torch::randn(shape) * 3 + offset).contiguous(torch::MemoryFormat::ChannelsLast);
       CAPTURE(shape[1]);
       CAPTURE(offset);
-      check_equal(run_bn_silu(x, true, true, torch::kFloat), run_bn_silu(x, false, true, torch::kDouble),
+      check_equal(run_bn(x, true, true, torch::kFloat), run_bn(x, false, true, torch::kDouble),
                   offset == 0 ? 2e-6 : 2e-4);
     }
 }
@@ -59,8 +59,8 @@ TEST_CASE("bn_silu: bfloat16 is rounded once, its statistics and sums are those 
     const Tensor x = (torch::randn({2, channels, 40, 33}) * 3 + 1)
                          .to(torch::kBFloat16)
                          .contiguous(torch::MemoryFormat::ChannelsLast);
-    const Result got = run_bn_silu(x, true, true, torch::kBFloat16),
-                 exact = run_bn_silu(x, false, true, torch::kDouble);
+    const Result got = run_bn(x, true, true, torch::kBFloat16),
+                 exact = run_bn(x, false, true, torch::kDouble);
     CHECK(got[0].grad_fn()->name().find("BnSilu") != std::string::npos);
     for (const int i : {0, 1}) CHECK((got[i].scalar_type() == torch::kBFloat16));
     CHECK(
@@ -74,10 +74,8 @@ TEST_CASE("bn_silu: evaluation, other memory formats and other types equal batch
   torch::manual_seed(2);
   const Tensor x = torch::randn({2, 6, 9, 5});
   for (const bool training : {false, true}) {
-    check_equal(run_bn_silu(x, true, training, torch::kFloat), run_bn_silu(x, false, training, torch::kFloat),
-                1e-6);
-    check_equal(run_bn_silu(x, true, training, torch::kDouble),
-                run_bn_silu(x, false, training, torch::kDouble), 1e-12);
+    check_equal(run_bn(x, true, training, torch::kFloat), run_bn(x, false, training, torch::kFloat), 1e-6);
+    check_equal(run_bn(x, true, training, torch::kDouble), run_bn(x, false, training, torch::kDouble), 1e-12);
   }
   // The fused operation is used only in training, with channels-last input.
   auto bn = norm(6);
@@ -99,9 +97,9 @@ TEST_CASE("bn_silu: results are bit-identical for any number of threads") {
   const Tensor x = torch::randn({4, 24, 50, 41}).contiguous(torch::MemoryFormat::ChannelsLast);
   const int threads = torch::get_num_threads();
   torch::set_num_threads(1);
-  const auto one = run_bn_silu(x, true, true, torch::kFloat);
+  const auto one = run_bn(x, true, true, torch::kFloat);
   torch::set_num_threads(3);
-  const auto three = run_bn_silu(x, true, true, torch::kFloat);
+  const auto three = run_bn(x, true, true, torch::kFloat);
   torch::set_num_threads(threads);
   for (size_t i = 0; i < one.size(); ++i) CHECK(torch::equal(one[i], three[i]));
 }
@@ -113,5 +111,5 @@ TEST_CASE("bn_silu: large inputs saturate without NaN") {
   }
   Tensor x = torch::zeros({1, 2, 2, 4}).contiguous(torch::MemoryFormat::ChannelsLast);
   x.select(3, 0).fill_(1e18f);
-  CHECK(torch::isfinite(run_bn_silu(x, true, true, torch::kFloat)[0]).all().item<bool>());
+  CHECK(torch::isfinite(run_bn(x, true, true, torch::kFloat)[0]).all().item<bool>());
 }

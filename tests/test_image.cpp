@@ -6,6 +6,7 @@
 #include <fcntl.h>
 
 #include <array>
+#include <cstdio>
 #include <map>
 #include <random>
 // libjpeg's headers need <cstdio> before them.
