@@ -143,3 +143,14 @@ TEST_CASE("cache: free memory is 90 % of what is available within limits of cgro
   }
   CHECK(free_memory() > 0);
 }
+
+TEST_CASE("cache: environment variables set the folder" * runs_threads) {
+  const Env home("HOME", "/h"), xdg("XDG_CACHE_HOME", nullptr), own("YOLOX_CACHE_DIR", nullptr);
+  CHECK(cache_folder() == "/h/.cache/yolox");
+  setenv("XDG_CACHE_HOME", "/x", 1);
+  CHECK(cache_folder() == "/x/yolox");
+  setenv("YOLOX_CACHE_DIR", "/own", 1);
+  CHECK(cache_folder() == "/own");
+  for (const char* name : {"YOLOX_CACHE_DIR", "XDG_CACHE_HOME", "HOME"}) setenv(name, "", 1);
+  CHECK(cache_folder() == "");
+}

@@ -309,9 +309,8 @@ std::string own_address(const RankInfo& info, bool same_machine) {
   if (same_machine || (!address.starts_with("127.") && address != "::1")) return address;
   const std::string found = address_towards("192.0.2.1", info.port);  // reserved by RFC 5737; sends nothing
   check(!found.starts_with("127."), info.host, " resolves to ", address,
-        ", which other machines cannot reach, and this ",
-        "machine has no default route; give MASTER_ADDR as a network address, or set ",
-        "GLOO_SOCKET_IFNAME=INTERFACE");
+        ", which other machines cannot reach, and this machine has no default route; give MASTER_ADDR as a "
+        "network address, or set GLOO_SOCKET_IFNAME=INTERFACE");
   return found;
 }
 
@@ -324,7 +323,7 @@ bool is_local_error(const std::exception& e) {
 
 bool is_lost_rank_error(const std::exception& e) {
   const std::string what = e.what();
-  if (is_local_error(e)) return false;
+  if (is_local_error(e) || dynamic_cast<const NcclError*>(&e)) return false;
   for (const char* words : {"third_party/gloo", "Connection closed by peer", "Connection reset by peer",
                             "Broken pipe", "NCCL error", "NCCL communicator was aborted"})
     if (what.find(words) != std::string::npos) return true;
