@@ -32,7 +32,7 @@ def last_json(text):
     return json.loads(text.strip().splitlines()[-1])
 
 
-def peer_step(model, size, batch, amp, steps, device, compiled=False):
+def peer_step(model, size, batch, amp, steps, device, compiled=False, objects=20):
     """The training step of the Python YOLOX with its best settings, as JSON. Runs in a process of its own. steps: 0
     times the first step. compiled: with torch.compile of backbone and neck."""
     import copy
@@ -53,10 +53,10 @@ def peer_step(model, size, batch, amp, steps, device, compiled=False):
     scaler = torch.amp.GradScaler(enabled=amp == "fp16" and cuda)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(amp)
     images = (torch.rand(batch, 3, size, size) * 255).to(device).to(memory_format=torch.channels_last)
-    labels, r = torch.zeros(batch, 120, 5), torch.rand(batch, 20, 4)
-    labels[:, :20, 0] = torch.randint(80, (batch, 20)).float()
-    labels[:, :20, 1:3] = r[:, :, :2] * size
-    labels[:, :20, 3:] = 10 + r[:, :, 2:] * size / 3
+    labels, r = torch.zeros(batch, 120, 5), torch.rand(batch, objects, 4)
+    labels[:, :objects, 0] = torch.randint(80, (batch, objects)).float()
+    labels[:, :objects, 1:3] = r[:, :, :2] * size
+    labels[:, :objects, 3:] = 10 + r[:, :, 2:] * size / 3
     labels = labels.to(device)
     floats = [[v for v in m.state_dict().values() if v.dtype.is_floating_point] for m in (ema, net)]
     if compiled:
@@ -107,12 +107,12 @@ class Bench:
     def program(self, name):
         return pathlib.Path(self.f.programs, name).resolve()
 
-    def ours(self, batch, amp, kinds):
+    def ours(self, batch, amp, kinds, objects=20):
         """Times kinds of steps in one process, and those after a kind that fails in another one. Returns a dictionary for each."""
         found, left = {}, list(kinds)
         while left:
             command = [self.program("bench_train_step"), f"--model={self.model}", f"--size={self.size}", f"--bs={batch}", f"--amp={amp}",
-                       f"--steps={self.steps}", f"--device={self.f.device}", f"--kinds={','.join(left)}", "--cudnn-benchmark"]
+                       f"--objects={objects}", f"--steps={self.steps}", f"--device={self.f.device}", f"--kinds={','.join(left)}", "--cudnn-benchmark"]
             try:
                 output, why = run(command, 120 * len(left)), "no result"
             except Failed as e:
@@ -125,28 +125,28 @@ class Bench:
                 found[left.pop(0)] = {"error": why}
         return found
 
-    def theirs(self, batch, amp, compiled=0):
-        return last_json(run([sys.executable, __file__, "--peer", self.model, self.size, batch, amp, self.steps, self.f.device, compiled], 180))
+    def theirs(self, batch, amp, compiled=0, objects=20):
+        return last_json(run([sys.executable, __file__, "--peer", self.model, self.size, batch, amp, self.steps, self.f.device, compiled, objects], 180))
 
     def step(self):
         """Training step: images a second and memory."""
         rows, self.results["step"] = [], {}
         kinds, peers = ["plain", "norm", "graph", "both"], {"python": 0, "compiled": 1}
         for amp in self.precisions:
-            for batch in self.batches:
-                found = self.ours(batch, amp, kinds)
+            for batch, objects in [(batch, 20) for batch in self.batches] + [(self.batches[-1], 100)]:
+                found = self.ours(batch, amp, kinds, objects)
                 for name, compiled in peers.items():
                     try:
-                        found[name] = self.theirs(batch, amp, compiled)
+                        found[name] = self.theirs(batch, amp, compiled, objects)
                     except Failed as e:
                         found[name] = {"error": str(e)}
                 row = {name: one if "error" in one else {"images_per_second": batch / statistics.median(one["seconds"]),
                                                          "gigabytes": one["peak_bytes"] / 1e9} for name, one in found.items()}
-                self.results["step"][f"{amp} {batch}"] = row
+                self.results["step"][f"{amp} {batch} {objects}"] = row
                 text = lambda name, key: f"{row[name][key]:.4g}" if key in row[name] else row[name]["error"][:60]
                 best, other = (max(row[n].get("images_per_second", 0) for n in group) for group in (kinds, peers))
                 ratio = f"{best / other:.2f}" if best and other else ""
-                rows.append([f"{amp}, batch {batch}", *(text(n, "images_per_second") for n in row), ratio,
+                rows.append([f"{amp}, batch {batch}, {objects} objects", *(text(n, "images_per_second") for n in row), ratio,
                              *(text(n, "gigabytes") if "error" not in row[n] else "" for n in row)])
         names = ["plain", "fused norm", "CUDA graph", "both", "Python", "Python, torch.compile"]
         table(f"Training step, {self.model} {self.size}: images/s, then GB", ["", *names, "ours / Python", *names], rows)
@@ -252,11 +252,11 @@ def main():
     parser.add_argument("--amp", default="bf16,tf32", help="precisions of part step [bf16,tf32]")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to try the script")
-    parser.add_argument("--peer", nargs=7, help=argparse.SUPPRESS)
+    parser.add_argument("--peer", nargs=8, help=argparse.SUPPRESS)
     flags = parser.parse_args()
     if flags.peer:
-        model, size, batch, amp, steps, device, compiled = flags.peer
-        return peer_step(model, int(size), int(batch), amp, int(steps), device, compiled == "1")
+        model, size, batch, amp, steps, device, compiled, objects = flags.peer
+        return peer_step(model, int(size), int(batch), amp, int(steps), device, compiled == "1", int(objects))
     if flags.data and flags.data != "shapes":
         flags.data = os.path.abspath(flags.data)
     unknown = set(flags.parts.split(",")) - set(PARTS)

@@ -27,6 +27,7 @@
 #include "base/memory.hpp"
 #include "base/new_file.hpp"
 #include "base/program.hpp"
+#include "base/threads.hpp"
 
 namespace yolox {
 
@@ -248,7 +249,7 @@ RankInfo rank_info_from_environment() {
                 environment_variable(size), " of these processes (", size,
                 "), but not as ranks; start one process with --gpus or --procs ", environment_variable(size),
                 ", or on several machines torchrun or srun");
-  bool one_node = false;  // known with srun only
+  bool one_node = false, binds = false;  // known with srun only
   if (number("WORLD_SIZE", 1) > 1) {
     p.variable = "WORLD_SIZE";
     for (const char* name : {"RANK", "LOCAL_RANK"})
@@ -271,9 +272,12 @@ RankInfo rank_info_from_environment() {
         parse("SLURM_STEP_TASKS_PER_NODE",
               slurm_entry(environment_variable("SLURM_STEP_TASKS_PER_NODE"), number("SLURM_NODEID", 0)));
     one_node = p.local_world == p.world;
+    // With --cpus-per-task, srun gives each rank cores of its own, unless --cpu-bind=none.
+    binds = usable_cores() < number("SLURM_CPUS_PER_TASK", 1) * p.local_world;
     if (!one_node) p.host = first_slurm_host(environment_variable("SLURM_STEP_NODELIST"));
     p.port = number("MASTER_PORT", 20000 + number("SLURM_JOB_ID", 0) % 20000);
   }
+  p.sharing = binds ? 1 : p.local_world;
   const std::string address = environment_variable("MASTER_ADDR");
   const bool is_ipv6 = address.starts_with('[') && address.ends_with(']');
   if (!address.empty()) p.host = is_ipv6 ? address.substr(1, address.size() - 2) : address;

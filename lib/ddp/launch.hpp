@@ -67,6 +67,7 @@ struct RankInfo {
   int listening = -1;     // file descriptor of the socket that the launcher opened for rank 0; -1: none
   bool launched = false;  // started by our launcher
   std::string variable;   // the variable that says how many ranks there are; empty: none
+  int sharing = 1;        // ranks that share the CPU cores which this rank may use
 
   // Returns true if torchrun or SLURM started the ranks.
   bool started_by_others() const { return world > 1 && !launched; }

@@ -8,14 +8,13 @@
 #include <algorithm>
 #include <atomic>
 #include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <filesystem>
 #include <fstream>
-#include <initializer_list>
 #include <iterator>
 #include <stdexcept>
-#include <string_view>
 #include <system_error>
 
 #include "base/program.hpp"
@@ -26,7 +25,7 @@ namespace yolox {
 
 namespace {
 
-// Complete texts, because a signal handler must not allocate. Never destroyed, because exit() can crash.
+// Complete texts, because a signal handler should not allocate. Never destroyed, because exit() can crash.
 struct Context {
   std::string path, settings;  // path: of crash.txt; empty before crash_context()
   // Two texts in turn, because the handler may read one in another thread.
@@ -35,24 +34,19 @@ struct Context {
 };
 Context& context = *new Context;
 
-// Unlike dprintf(), allocates no memory: the interrupted thread may hold the lock of malloc().
-void put(int fd, std::initializer_list<std::string_view> texts) {
-  for (const std::string_view text : texts)
-    if (write(fd, text.data(), text.size()) < 0) return;
-}
-
 // prefix: before the cause, "SIG" of a signal.
 void report(const char* prefix, const char* cause, bool with_stack) {
   const int file = open(context.path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   const int fd = file < 0 ? 2 : file;
-  put(2, {"\n", file < 0 ? "cannot write" : "crash report:", " ", context.path, "\n"});
-  put(fd, {"==== ended by ", prefix, cause, "\n", context.steps[context.step], "\n\n", context.settings});
+  dprintf(2, "\n%s %s\n", file < 0 ? "cannot write" : "crash report:", context.path.c_str());
+  dprintf(fd, "==== ended by %s%s\n%s\n\n%s", prefix, cause, context.steps[context.step].c_str(),
+          context.settings.c_str());
   if (with_stack) {
-    put(fd, {"\nstack: file(function+offset); addr2line -Cfie FILE OFFSET prints the source line\n"});
+    dprintf(fd, "\nstack: file(function+offset); addr2line -Cfie FILE OFFSET prints the source line\n");
     void* frames[64];
     backtrace_symbols_fd(frames, backtrace(frames, 64), fd);
   }
-  put(fd, {"\n"});
+  dprintf(fd, "\n");
   if (file >= 0) close(file);
 }
 

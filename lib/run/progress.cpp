@@ -30,7 +30,7 @@ std::string waiting_note(double waited, double seconds, bool& noted) {
 std::string launch_note(int64_t idle, int64_t steps, double loader_share) {
   if (idle < 0.6 * double(steps) || loader_share > 0.2) return "";
   return concat("note: in ", idle, " of ", steps,
-                " steps the GPU has waited for its kernels to be launched; try --graph, or a larger --bs");
+                " steps the GPU has waited for its kernels to be launched; a larger --bs helps, and --graph");
 }
 
 std::string learning_rate_note(const std::string& optimizer, double lr, int64_t batch, bool fine_tuned) {

@@ -29,13 +29,13 @@ namespace yolox {
 torch::Device prepare_process(Config& config, const RankInfo& rank_info) {
   const torch::Device device = device_of(config, rank_info);
   if (device.is_cpu()) keep_freed_memory();
-  const int share = std::max(1, usable_cores() / rank_info.local_world);
+  const int share = std::max(1, usable_cores() / rank_info.sharing);
   if (!std::getenv("OMP_NUM_THREADS")) torch::set_num_threads(std::min(share, torch::get_num_threads()));
   if (config.amp == "auto") config.amp = default_precision(device);
   usage_check(config.amp != "tf32" || device.is_cuda(), "--amp tf32 needs a GPU; give --amp off");
   usage_check(!config.graph || device.is_cuda(), "--graph needs a GPU; give --no-graph");
   allow_tf32(config.amp == "tf32");
-  config.loader_threads = loader_threads(config.workers, rank_info.local_world, device.is_cuda());
+  config.loader_threads = loader_threads(config.workers, rank_info.sharing, device.is_cuda());
   if (config.deterministic) use_deterministic_algorithms();
   // With fp16, gradients overflow now and then. Anomaly mode must not report this as NaN.
   if (config.debug) torch::autograd::AnomalyMode::set_enabled(true, /*check_nan=*/config.amp != "fp16");
@@ -132,7 +132,7 @@ void cache_images(Dataset& data, const Config& config, ImageSize size, Ranks& ra
   log.line(concat("cache   ", config.cache, ": decoding the images"));
   const auto progress = [&](size_t done, size_t of) { log.progress(concat(done, "/", of), done == of); };
   const auto cache = std::make_shared<ImageCache>(data, cv::Size(size.width, size.height));
-  const int threads = config.loader_threads * ranks.info.local_world;  // the other ranks of the machine wait
+  const int threads = config.loader_threads * ranks.info.sharing;  // the other ranks of the machine wait
   std::string place;
   if (config.cache == "disk") {
     place = ranks.run_first_on_one_rank_per_machine(

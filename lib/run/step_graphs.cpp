@@ -124,7 +124,8 @@ bool StepGraphs::record_graph(Kind& kind, const Step& step) {
   std::string why;
   try {
     kind.graph = std::make_unique<CudaGraph>(device, [&] { kind.result = step(kind.input); });
-    ++graphs;
+    if (++graphs == kMostGraphs)
+      log.line(concat("note: there are ", kMostGraphs, " CUDA graphs; steps of other kinds run without one"));
   } catch (const std::exception& e) {
     why = e.what();
     free_failed_backward(device);
