@@ -2,7 +2,6 @@
 #include "coco_eval.hpp"
 
 #include <algorithm>
-#include <functional>
 #include <map>
 #include <set>
 #include <span>

@@ -590,7 +590,7 @@ a folder and a list | Y(train:;- images/b;- lists/other.txt) set/images/b/1.jpg 
  set/lists/other.txt(e.jpg;./f.jpg) | TR set/f.jpg DIR/set/images/b/1.jpg DIR/set/lists/e.jpg
 a list, with images that are lost | Y(path: /not/here;train: lists/train.txt) set/images/c/1.jpg set/lists/d.jpg
  set/lists/train.txt(./d.jpg; ;images\c\1.jpg;images/lost.jpg;./images/lost.jpg)
- | TR set/images/c/1.jpg DIR/set/images/lost.jpg DIR/set/lists/d.jpg
+ | TR set/images/c/1.jpg DIR/set/images/lost.jpg DIR/set/lists/d.jpg | 1 of 4 images are named again
 a folder named as a list | Y(train: x.txt) set/x.txt/a.jpg | TR set/x.txt/a.jpg
 Windows | Y(train: C:\sets\cells\images\train) set/images/train/a.jpg | TR set/images/train/a.jpg
 not another split | Y(train: C:\sets\images) set/images/train/a.jpg | neither a folder nor a .txt
@@ -680,6 +680,10 @@ labelImg | images/a.jpg images/b.PNG images/c.jpg images/a.txt(#1) images/classe
  | : DIR/images/a.jpg DIR/images/b.PNG DIR/images/c.jpg\nclasses cat, dog\nbox DIR/images/a.txt:1BOX | one split
 labelImg, from the folder above | images/a.jpg images/a.txt(#1) images/classes.txt(cat;dog) | : DIR/images/a.jpg\nclasses cat, dog
 classes in two orders | train/a.jpg train/a.txt(#1) train/classes.txt(cat;dog) val/b.jpg val/classes.txt(dog;cat;cow) | number the classes in diff
+data.yaml and classes.txt | data.yaml(train: images;names: [dog, cat];) images/a.jpg labels/a.txt(#1) labels/classes.txt(cat;dog) | number the classes in diff
+obj.names of CVAT | data.yaml(train: images;names: [dog, cat];) images/a.jpg labels/a.txt(#1) obj.names(cat;dog) | obj.names and DIR/data.yaml
+a lost image | data.yaml(train: images;names: [dog];) images/a.jpg images/a.txt(#0) images/b.txt(#0) images/read.txt(x) | !read | without image: DIR/images/b.txt
+another classes.txt | data.yaml(train: images;names: [dog, cat];) images/a.jpg labels/a.txt(#1) labels/classes.txt(cat;;x) | classes dog, cat
 labelImg, with splits | train/a.jpg val/b.jpg train/a.txt(#1) train/classes.txt(cat;dog) | : DIR/train/a.jpg\n
  | : DIR/val/b.jpg\n
 no names | obj.data(train = train.txt) train.txt(a.jpg) a.jpg | no names; add names = obj.names
@@ -775,6 +779,7 @@ last digit | x.json(a.png;1 1 [10,20,30,40];1 1 [10.005,70,30,40];1 1 [10.01,20,
  | box DIR/a.png class 0 [10 20 40 60]\n | duplicate box: DIR/x.json: annotation 3 | !annotation 2
 another class, near | x.json(a.png;1 1 [10,20,30,40];1 2 [10,20,30,40];1 1 [11,20,30,40]) PICTURE
  | class 1 | !duplicate
+thin, near | x.json(a.png;1 1 [10,2,3,80];1 1 [10.5,2,3,80]) PICTURE | !duplicate
 crowds | x.json(a.png;1 1 [10,20,30,40] crowd;1 1 [50,20,30,40] crowd) PICTURE
  | error: DIR/x.json: all 2 boxes are crowds (iscrowd 1) or difficult objects
 none | x.json(a.png;1 1 [1,1,0,0]) PICTURE | no usable box | the first problem: box without area

@@ -152,13 +152,12 @@ Dataset shapes_dataset(uint64_t seed, int split, int64_t count) {
 // Boxes of a class in an image, by x.
 using AddedBoxes = std::multimap<double, const CocoAnnotation*>;
 
-// Returns true if the values of a box differ from those of an earlier one by at most a hundredth of its
-// longer side, such as the last digit.
+// Returns true if a box differs from an earlier one by at most 1 % of its width and height, or by rounding.
 static bool repeats(const CocoAnnotation& a, const AddedBoxes& earlier) {
-  const double most = std::max(a.w, a.h) / 100;
-  for (auto b = earlier.lower_bound(a.x - most); b != earlier.end() && b->first <= a.x + most; ++b) {
+  const double in_x = std::max(a.w / 100, 0.49), in_y = std::max(a.h / 100, 0.49);
+  for (auto b = earlier.lower_bound(a.x - in_x); b != earlier.end() && b->first <= a.x + in_x; ++b) {
     const CocoAnnotation& other = *b->second;
-    if (std::max({std::abs(a.y - other.y), std::abs(a.w - other.w), std::abs(a.h - other.h)}) <= most)
+    if (std::abs(a.w - other.w) <= in_x && std::max(std::abs(a.y - other.y), std::abs(a.h - other.h)) <= in_y)
       return true;
   }
   return false;

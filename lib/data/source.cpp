@@ -164,13 +164,10 @@ Source hold_out(Source& all, double fraction) {
   if (!videos) held = choose_groups(all, wanted, picture_of);
   check(held.size() < n, "--val-fraction: ", all.name, " has copies of one picture only");
 
-  Source val{concat(all.name, ", ", held.size(), " images held out"),
-             all.coco,
-             all.files,
-             all.relative,
-             all.label_files,
-             {},
-             {}};
+  Source val = all;
+  val.name += concat(", ", held.size(), " images held out");
+  val.notes.clear();
+  val.skipped.clear();
   val.coco.problems.clear();
   val.coco.repeated_ids = 0;
   std::set<std::string> pictures, series;

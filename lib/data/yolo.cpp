@@ -169,7 +169,11 @@ static std::vector<std::string> yolo_images(const YoloYaml& data, const std::str
   check(!images.empty(), data.file, ": ", split, ": no images in ", listed(data.splits.at(split)),
         "; correct that entry");
   std::sort(images.begin(), images.end());
+  const size_t entries = images.size();
   images.erase(std::unique(images.begin(), images.end()), images.end());
+  if (images.size() < entries)
+    source.notes.push_back(concat("note: ", data.file, ": ", split, ": ", entries - images.size(), " of ",
+                                  entries, " images are named again, and used once"));
   return images;
 }
 
@@ -181,8 +185,7 @@ std::string yolo_label_file(const std::string& image) {
   return file.substr(1);
 }
 
-// Returns the label file of an image that exists: by the rule of YOLO or beside the image, or first beside
-// it.
+// Returns the label file of an image, by the rule of YOLO or beside it. first_beside: the other way round.
 static std::string label_file_of(const std::string& image, bool first_beside) {
   std::string first = yolo_label_file(image), second = fs::path(image).replace_extension(".txt").string();
   if (first_beside) first.swap(second);
@@ -275,21 +278,33 @@ static void check_first_class(const Source& source, int64_t classes) {
        " names from 0: subtract 1 from each class");
 }
 
-// Lists the label files in the folders of this split that have no image.
-static void find_orphans(Source& source) {
-  std::set<fs::path> folders;
+// Lists label files without image. Throws if a tool has left the classes beside the labels in another order.
+static void check_label_folders(const YoloYaml& data, Source& source) {
+  std::set<fs::path> folders, places{data.folder};
   for (const std::string& file : source.label_files) folders.insert(fs::path(file).parent_path());
+  for (const fs::path& folder : folders) places.insert({folder, folder.parent_path()});
+  for (const fs::path& place : places)
+    for (const char* file : {"classes.txt", "_darknet.labels", "obj.names"}) {
+      const std::string list = (place / file).string();
+      std::string text;
+      std::vector<std::string> names;
+      if (is_file(list)) read_all(list, text);
+      for_each_line(text, [&](std::string_view name, int) { names.emplace_back(name); });
+      check(names == data.names || !std::ranges::is_permutation(names, data.names), list, " and ", data.file,
+            " number the classes in different ways; correct the one that does not belong to the labels");
+    }
   for (const fs::path& folder : folders) {
     std::string images = "/" + folder.string() + "/";
     const size_t at = images.rfind("/labels/");
-    if (at == std::string::npos) continue;
-    images = images.replace(at, 8, "/images/").substr(1);
+    const bool beside = at == std::string::npos;
+    images = (beside ? images : images.replace(at, 8, "/images/")).substr(1);
     std::set<fs::path> stems;
     for (const fs::path& image : listing(images))
       if (is_picture(image)) stems.insert(image.stem());
     for (const fs::path& file : listing(folder))
       if (!stems.empty() && has_extension(file, {".txt"}) && !stems.count(file.stem()) &&
-          file.filename() != "classes.txt")
+          file.filename() != "classes.txt" &&
+          (!beside || !read_yolo_txt(file.string(), data.keypoints).boxes.empty()))
         source.coco.problems.push_back({"label file without image", file.string()});
   }
 }
@@ -339,7 +354,7 @@ static Source read_yolo_split(const YoloYaml& data, const std::string& split) {
       add_shared_label(source, label_files[i], sharing);
   }
   check_first_class(source, int64_t(data.names.size()));
-  find_orphans(source);
+  check_label_folders(data, source);
   if (!unlabelled.empty())
     note(unlabelled.size(), " of ", images.size(),
          " images have no label file and count as images without objects: ", listed(unlabelled, 20));

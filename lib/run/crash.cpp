@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -28,9 +27,7 @@ namespace {
 // Complete texts, because a signal handler should not allocate. Never destroyed, because exit() can crash.
 struct Context {
   std::string path, settings;  // path: of crash.txt; empty before crash_context()
-  // Two texts in turn, because the handler may read one in another thread.
-  std::string steps[2] = {"before the first step", ""};
-  std::atomic<int> step{0};
+  std::string step = "before the first step";
 };
 Context& context = *new Context;
 
@@ -39,8 +36,7 @@ void report(const char* prefix, const char* cause, bool with_stack) {
   const int file = open(context.path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   const int fd = file < 0 ? 2 : file;
   dprintf(2, "\n%s %s\n", file < 0 ? "cannot write" : "crash report:", context.path.c_str());
-  dprintf(fd, "==== ended by %s%s\n%s\n\n%s", prefix, cause, context.steps[context.step].c_str(),
-          context.settings.c_str());
+  dprintf(fd, "==== ended by %s%s\n%s\n\n%s", prefix, cause, context.step.c_str(), context.settings.c_str());
   if (with_stack) {
     dprintf(fd, "\nstack: file(function+offset); addr2line -Cfie FILE OFFSET prints the source line\n");
     void* frames[64];
@@ -87,11 +83,7 @@ void write_crash() {
   if (!context.path.empty()) report("", message_of_exception().c_str(), /*with_stack=*/false);
 }
 
-void crash_step(const std::string& text) {
-  const int next = 1 - context.step;
-  context.steps[next] = text;
-  context.step = next;
-}
+void crash_step(const std::string& text) { context.step = text; }
 
 void crash_context(const std::string& folder, const std::string& text, const std::string& name) {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);

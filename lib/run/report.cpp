@@ -79,8 +79,7 @@ void write_evaluation(const std::string& folder, const std::string& heading, con
 }
 
 std::string write_report(const std::string& run, int signal) {
-  if (signal != 0 && signal != SIGINT) return "";
-  if (std::getenv("YOLOX_NO_REPORT")) return "";
+  if ((signal != 0 && signal != SIGINT) || std::getenv("YOLOX_NO_REPORT")) return "";
   const std::string python = python_with("matplotlib, numpy, pycocotools"),
                     script =
                         concat(" ", shell_word(YOLOX_SOURCE_DIR "/tools/report.py"), " ", shell_word(run));
