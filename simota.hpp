@@ -201,11 +201,11 @@ inline Tensor simota(const Tensor& boxes, const Tensor& obj, const Tensor& cls, 
     const int64_t begin = end, rows = sorted[begin];
     for (int64_t padding = 0; ++end < batch;) {
       padding += pairs(rows) - pairs(sorted[end]);
+      if (targets.sorted_bounds && sorted[end] < rows) break;  // the few crowded images of a CUDA graph
       if (padding > most_padding || (end + 1 - begin) * rows * points > max_pairs) break;
     }
   }
-  // Undefined: a single chunk.
-  Tensor order;
+  Tensor order;  // undefined: a single chunk
   if (ends.size() > 1) order = counts.argsort(/*stable=*/true, 0, /*descending=*/true);
   std::vector<Tensor> matched;
   int64_t begin = 0;

@@ -228,6 +228,7 @@ TEST_CASE("simota: images with different numbers of objects are assigned as each
   t.sorted_bounds = true;
   CHECK(t.slice(1, 3).counts == std::vector<int64_t>{100, 100});  // either image may be the crowded one
   CHECK(t.slice(0, batch).counts == t.counts);
+  CHECK(torch::equal(s.assign(t), a));  // no chunk has crowded and other images
   t.sorted_bounds = false;
   t.counts.assign(counts.size(), 100);
   CHECK(torch::equal(s.assign(t, 3 * 100 * s.anchors.stride.numel()), a));  // in chunks of three images
