@@ -509,7 +509,9 @@ PROGRAM_TEST("ranks: a rank that does not arrive within the timeout is named") {
   // A port that is in use. Its program accepts connections and never answers.
   int taken = 0;
   const int fd = listen_on_loopback(taken);
-  CHECK_HAS(rank(0, taken), concat("cannot listen on port ", taken));
+  const std::string refused = rank(0, taken);
+  CHECK_HAS(refused, concat("cannot listen on port ", taken));
+  CHECK_HAS(refused, "Address already in use");
   CHECK_HAS(rank(1, taken, "", kLostRank),
             concat("rank 1 has been at the connection to rank 0 at 127.0.0.1:", taken));
   close(fd);
