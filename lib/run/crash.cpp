@@ -7,13 +7,14 @@
 
 #include <algorithm>
 #include <csignal>
-#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <iterator>
 #include <stdexcept>
+#include <string_view>
 #include <system_error>
 
 #include "base/program.hpp"
@@ -24,25 +25,31 @@ namespace yolox {
 
 namespace {
 
-// Complete texts, because a signal handler should not allocate. Never destroyed, because exit() can crash.
+// Complete texts, because a signal handler must not allocate. Never destroyed, because exit() can crash.
 struct Context {
   std::string path, settings;  // path: of crash.txt; empty before crash_context()
   std::string step = "before the first step";
 };
 Context& context = *new Context;
 
+// Unlike dprintf(), allocates no memory: a crash may be within malloc(), which then holds its lock.
+void put(int fd, std::initializer_list<std::string_view> texts) {
+  for (const std::string_view text : texts)
+    if (write(fd, text.data(), text.size()) < 0) return;
+}
+
 // prefix: before the cause, "SIG" of a signal.
 void report(const char* prefix, const char* cause, bool with_stack) {
   const int file = open(context.path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   const int fd = file < 0 ? 2 : file;
-  dprintf(2, "\n%s %s\n", file < 0 ? "cannot write" : "crash report:", context.path.c_str());
-  dprintf(fd, "==== ended by %s%s\n%s\n\n%s", prefix, cause, context.step.c_str(), context.settings.c_str());
+  put(2, {"\n", file < 0 ? "cannot write " : "crash report: ", context.path, "\n"});
+  put(fd, {"==== ended by ", prefix, cause, "\n", context.step, "\n\n", context.settings});
   if (with_stack) {
-    dprintf(fd, "\nstack: file(function+offset); addr2line -Cfie FILE OFFSET prints the source line\n");
+    put(fd, {"\nstack: file(function+offset); addr2line -Cfie FILE OFFSET prints the source line\n"});
     void* frames[64];
     backtrace_symbols_fd(frames, backtrace(frames, 64), fd);
   }
-  dprintf(fd, "\n");
+  put(fd, {"\n"});
   if (file >= 0) close(file);
 }
 
