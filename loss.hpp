@@ -236,13 +236,13 @@ inline Losses yolox_loss(const Predictions& raw, int64_t height, int64_t width, 
 
   const Tensor object =
       fg.div(points, "floor") * targets.boxes.size(1) + matched.flatten().index_select(0, fg).clamp_min(0);
-  const Tensor gt_box = targets.boxes.flatten(0, 1).to(dtype).index_select(0, object);     // [F, 4]
+  const Tensor gt_box = targets.boxes.flatten(0, 1).to(dtype).index_select(0, object);  // [F, 4] cx, cy, w, h
   const Tensor gt_class = targets.classes.flatten().index_select(0, object).unsqueeze(1);  // [F, 1]
   const Tensor point = fg.remainder(points);
   const Anchors cell = {anchors.grid.index_select(0, point), anchors.stride.index_select(0, point)};
   // Zeroes the unused rows, because inf * 0 would be NaN.
-  const Tensor fg_reg = torch::where(used, reg.flatten(0, 1).index_select(0, fg), 0);  // [F, 4]
-  const Tensor box = decode_boxes(fg_reg, cell);
+  const Tensor fg_reg = torch::where(used, reg.flatten(0, 1).index_select(0, fg), 0);  // [F, 4] raw
+  const Tensor box = decode_boxes(fg_reg, cell);  // cx, cy, w, h in pixels, as gt_box
   const Tensor iou = box_iou(box, gt_box, 1e-16);
   const Tensor iou_loss = torch::where(used.squeeze(1), 1 - iou * iou, 0).sum() / divisor;
 

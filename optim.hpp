@@ -111,7 +111,8 @@ struct StepScalar {
 
 // SGD with Nesterov momentum, Adam (arXiv 1412.6980) or AdamW (arXiv 1711.05101). Uses torch's fused kernels,
 // one call per group. The state has the layout of torch.optim, so that checkpoints are compatible with the
-// official code.
+// official code. A new kind needs an entry in the constructor, named_state(), step(), default_lr() and
+// default_weight_decay().
 struct Optimizer {
   std::string kind;  // "sgd", "adam" or "adamw"
   std::vector<ParamGroup> groups;
@@ -134,16 +135,17 @@ struct Optimizer {
       for (const auto& p : group.params) {
         first.back().push_back(
             torch::zeros_like(p).detach());  // the fused kernels need the same strides as p
-        if (kind == "sgd") continue;
+        if (!has_second_moments()) continue;
         second.back().push_back(torch::zeros_like(p).detach());
         steps.back().push_back(torch::zeros({}, p.options().dtype(torch::kFloat).requires_grad(false)));
       }
     }
   }
 
+  bool has_second_moments() const { return kind != "sgd"; }
   // Returns the lists of the state under the names that torch.optim gives to their tensors.
   std::vector<std::pair<const char*, const std::vector<std::vector<Tensor>>*>> named_state() const {
-    if (kind == "sgd") return {{"momentum_buffer", &first}};
+    if (!has_second_moments()) return {{"momentum_buffer", &first}};
     return {{"step", &steps}, {"exp_avg", &first}, {"exp_avg_sq", &second}};
   }
   // Returns all tensors of the optimizer state.
@@ -176,7 +178,7 @@ struct Optimizer {
         params.push_back(p);
         grads.push_back(p.grad());
         m.push_back(first[g][i]);
-        if (kind == "sgd") continue;
+        if (!has_second_moments()) continue;
         v.push_back(second[g][i]);
         counts.push_back(steps[g][i]);
       }

@@ -11,7 +11,7 @@ namespace yolox {
 // Backbone and neck of yolox-pico. All feature maps have the channels of the head.
 struct PicoImpl : Backbone {
   explicit PicoImpl(const ModelSize& size) {
-    const int c = static_cast<int>(64 * size.width), h = head_channels(size);
+    const int c = stem_channels(size), h = head_channels(size);
     stem = register_module("stem", BaseConv(3, c, 3, 2));
     stages = register_module("stages", nn::ModuleList());
     laterals = register_module("laterals", nn::ModuleList());
