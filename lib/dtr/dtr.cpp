@@ -3,8 +3,8 @@
 
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cmath>
-#include <deque>
 #include <limits>
 
 #include "base/program.hpp"
@@ -14,7 +14,74 @@
 
 namespace yolox {
 
-using dtr_detail::Argument, dtr_detail::Result;
+namespace dtr_detail {
+
+Cell::~Cell() {
+  leave();
+  --alive;
+}
+
+void Cell::enter(std::vector<Cell*>& list) {
+  if (evictable) return;
+  evictable = &list;
+  list.push_back(this);
+}
+
+void Cell::leave() {
+  if (evictable) std::erase(*evictable, this);
+  evictable = nullptr;
+}
+
+OpInfo::OpInfo(const OperatorHandle& operation) {
+  const auto& schema = operation.schema();
+  const std::string& name = schema.name();
+  arguments = schema.arguments().size();
+  returns = schema.returns().size();
+  bool moves = true;
+  for (const char* word : {"backward", "no_update", "no_training"})
+    moves &= name.find(word) == std::string::npos;
+  for (const auto& a : schema.arguments()) {
+    // Batch norms of torch update these in training and do not read them there. Most schemas do not declare
+    // the write.
+    statistics.push_back((a.name() == "running_mean" || a.name() == "running_var") && moves);
+    written.push_back(a.alias_info() && a.alias_info()->isWrite() && !statistics.back());
+    if (a.name() == "training" || a.name() == "use_input_stats") training = int(written.size()) - 1;
+  }
+  unknown = !name.starts_with("aten::") && !name.starts_with("yolox::") && !name.starts_with("yolox_once::");
+  changes = unknown || operation.hasTag(at::Tag::nondeterministic_seeded) ||
+            std::find(written.begin(), written.end(), true) != written.end();
+  // The program may fill the memory of empty() through data_ptr().
+  once = changes || name.starts_with("yolox_once::") || name.starts_with("aten::empty") ||
+         name.starts_with("aten::new_empty") || name.starts_with("aten::_empty");
+  // Composite operations, such as reshape, may copy.
+  view = name.starts_with("aten::") && !changes && returns > 0 &&
+         !operation.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  for (const auto& r : schema.returns()) view &= r.alias_info() && !r.alias_info()->isWrite();
+}
+
+StorageImpl* storage_of(const Tensor& t) {
+  return t.defined() && t.has_storage() ? t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()
+                                        : nullptr;
+}
+
+Tensor on_storage(const Tensor& t, const StoragePtr& storage) {
+  static const c10::Storage none(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU));
+  Tensor copy(t.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), true));
+  copy.unsafeGetTensorImpl()->set_storage_keep_dtype(storage ? c10::Storage(storage) : none);
+  return copy.set_requires_grad(t.requires_grad());  // some kernels choose an algorithm by it
+}
+
+StoragePtr copy_of(const StoragePtr& storage) {
+  const NotRecorded unseen;
+  const auto bytes = int64_t(storage->nbytes());
+  const Tensor flat = torch::empty({0}, torch::TensorOptions(torch::kByte).device(storage->device()));
+  flat.set_(c10::Storage(storage), 0, {bytes}, {1});
+  return share(storage_of(flat.clone()));
+}
+
+}  // namespace dtr_detail
+
+using dtr_detail::Result;
 
 void DtrSteps::add(const DtrStep& s) {
   ++steps;
@@ -63,7 +130,7 @@ void Dtr::pin(const torch::Tensor& t) {
   Cell& cell = *found->second;
   make_resident(cell);
   cell.leave();
-  if (cell.record) dtr_detail::destroy_chain(std::move(cell.record));
+  cell.record.reset();
   if (found->second.use_count() > 1)
     cell.held_memory = cell.program.lock();
   else
@@ -155,7 +222,6 @@ std::shared_ptr<Dtr::Cell> Dtr::new_cell(StorageImpl* storage) {
   auto cell = std::make_shared<Cell>();
   cell->program = dtr_detail::WeakStorage(dtr_detail::share(storage));
   cell->bytes = int64_t(storage->nbytes());
-  cell->device = storage->device();
   cell->last_access = clock();
   return cells[storage] = cell;
 }
@@ -191,8 +257,9 @@ void Dtr::sweep() {
 
 double Dtr::recompute_cost(const Cell& cell, int& most) {
   double cost = cell.record->cost;
-  for (const Argument& a : cell.record->arguments)
-    if (a.cell && !a.cell->resident() && a.cell->record && --most >= 0) cost += recompute_cost(*a.cell, most);
+  for (const auto& argument : cell.record->cells)
+    if (argument && !argument->resident() && argument->record && --most >= 0)
+      cost += recompute_cost(*argument, most);
   return cost;
 }
 
@@ -221,7 +288,7 @@ bool Dtr::evict_one() {
     best->held_memory.reset();
   } else if (const auto storage = best->program.lock()) {
     best->evicted = true;
-    storage->set_data_ptr_noswap(c10::DataPtr(nullptr, best->device));
+    storage->set_data_ptr_noswap(c10::DataPtr(nullptr, storage->device()));
   }
   return true;
 }
@@ -229,30 +296,12 @@ bool Dtr::evict_one() {
 void Dtr::make_resident(Cell& cell) {
   if (cell.resident()) return;
   const dtr_detail::NotRecorded unseen;
-  // Not recursive, because a chain of evicted results may be longer than the stack of a thread.
-  struct Waiting {
-    std::shared_ptr<Record> record;
-    size_t next = 0;  // the arguments before it are resident and locked
-    Locks locks = {};
-  };
-  std::deque<Waiting> waiting;
-  waiting.emplace_back().record = cell.record;
-  while (!waiting.empty()) {
-    Waiting& top = waiting.back();
-    check(top.record != nullptr, "DTR: an argument of an operation is evicted and has no record");
-    const auto& arguments = top.record->arguments;
-    for (; top.next < arguments.size(); ++top.next) {
-      Cell* argument = arguments[top.next].cell.get();
-      if (argument && !argument->resident()) break;
-      if (argument) use(*argument, top.locks);
-    }
-    if (top.next < arguments.size()) {
-      waiting.emplace_back().record = arguments[top.next].cell->record;
-      continue;
-    }
-    rematerialise(*top.record);
-    waiting.pop_back();
-  }
+  const std::shared_ptr<Record> record = cell.record;
+  check(record != nullptr, "DTR: an argument of an operation is evicted and has no record");
+  Locks locks;
+  for (const auto& argument : record->cells)
+    if (argument) use(*argument, locks);
+  rematerialise(*record);
   check(cell.resident(), "DTR: a repeated operation did not return the evicted result");
 }
 
@@ -266,18 +315,16 @@ void Dtr::use(Cell& cell, Locks& locks) {
 void Dtr::rematerialise(Record& r) {
   keep_reserve();
   size_t next = 0;
-  const auto argument = [&](const Tensor&) {
-    const Argument& a = r.arguments[next++];
-    if (!a.cell) return a.tensor.defined() ? at::empty_like(a.tensor) : Tensor();
-    // Some kernels choose an algorithm by requires_grad.
-    return dtr_detail::on_storage(a.tensor, a.cell->storage()).set_requires_grad(a.requires_grad);
+  const auto argument = [&](const Tensor& t) {
+    const Cell* cell = r.cells[next++].get();
+    return cell ? dtr_detail::on_storage(t, cell->storage()) : t.defined() ? at::empty_like(t) : t;
   };
   Stack stack;
   for (const IValue& value : r.given) stack.push_back(dtr_detail::with_tensors(value, argument));
   {
     const c10::impl::ForceDispatchKeyGuard local(r.local);
     const c10::AutoGradMode grad_mode(r.grad_mode);
-    compute(r.operation, r.keys, Stack(stack), /*repeatable=*/true, {}, stack);
+    compute(r.operation, r.keys, Stack(stack), /*repeatable=*/true, stack);
   }
   std::vector<Tensor> returned;
   for (size_t i = stack.size() - r.operation.schema().returns().size(); i < stack.size(); ++i)
@@ -315,16 +362,11 @@ void Dtr::attach_memory(Cell& cell, const StoragePtr& storage) {
 }
 
 void Dtr::compute(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, c10::ArrayRef<IValue> given,
-                  bool repeatable, c10::ArrayRef<Tensor> statistics, Stack& stack) {
+                  bool repeatable, Stack& stack) {
   const size_t below = stack.size() - given.size();
-  std::vector<Tensor> before;
   for (double wanted = 64e6;; wanted *= 2) {
     const auto [used, most] = settings.used();
     try {
-      while (before.size() < statistics.size()) {
-        const dtr_detail::NotRecorded unseen;
-        before.push_back(statistics[before.size()].clone());
-      }
       operation.redispatchBoxed(keys, &stack);
       const AllocatedBytes after = settings.used();
       // A new peak includes the temporary memory of the kernel.
@@ -340,7 +382,6 @@ void Dtr::compute(const c10::OperatorHandle& operation, c10::DispatchKeySet keys
       bool any = false;
       while (settings.used().now > used - wanted && evict_one()) any = true;
       if (!any) throw;
-      for (size_t i = 0; i < before.size(); ++i) statistics[i].copy_(before[i]);
     }
     limit = std::min(limit.load(), used);
     stack.resize(below);
@@ -373,18 +414,12 @@ std::shared_ptr<dtr_detail::Record> Dtr::record_of(const c10::OperatorHandle& op
                                                    const Inputs& inputs, double cost) {
   auto r = std::make_shared<Record>(operation, keys);
   r->cost = cost;
-  r->given.reserve(given.size());
-  for (const IValue& value : given)
-    r->given.push_back(dtr_detail::with_tensors(value, [](const Tensor&) { return Tensor(); }));
-  r->arguments.reserve(inputs.size());
-  for (const Input& in : inputs) {
-    Argument& a = r->arguments.emplace_back();
-    a.tensor = *in.tensor;
-    if (!in.storage || in.statistics) continue;
-    a.cell = cell_to_read(in.storage);
-    a.tensor = dtr_detail::on_storage(*in.tensor, nullptr);
-    a.requires_grad = in.tensor->requires_grad();
-  }
+  const auto argument = [&](const Tensor& t) {
+    const Input& in = inputs[r->cells.size()];
+    r->cells.push_back(in.storage && !in.statistics ? cell_to_read(in.storage) : nullptr);
+    return r->cells.back() ? dtr_detail::on_storage(t, nullptr) : t;
+  };
+  for (const IValue& value : given) r->given.push_back(dtr_detail::with_tensors(value, argument));
   return r;
 }
 
@@ -400,16 +435,13 @@ void Dtr::call(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, t
   const bool collective =
       info.once && std::any_of(given.begin(), given.end(), [](const IValue& v) { return v.isObject(); });
   const bool repeatable = !info.changes && !collective;
-  std::vector<Tensor> statistics;
-  for (const Input& in : inputs)
-    if (repeatable && in.statistics) statistics.push_back(*in.tensor);
   double cost = 0;
   {
     Locks locks;
     for (const Input& in : inputs)
       if (Cell* cell = cell_of(in.storage)) use(*cell, locks);
     const double start = now();
-    compute(operation, keys, given, repeatable, statistics, *stack);
+    compute(operation, keys, given, repeatable, *stack);
     cost = now() - start;
   }
   const c10::ArrayRef<IValue> results(stack->data() + stack->size() - info.returns, info.returns);
@@ -420,11 +452,10 @@ void Dtr::call(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, t
     if (in.written) end_cell(in.storage);
   const bool backward = torch::autograd::get_current_node() != nullptr;
   // A tensor without a storage, such as a sparse one, may hold other tensors in a way that DTR cannot see.
-  const auto opaque = [](const Tensor& t) { return t.defined() && !t.has_storage(); };
-  bool any_opaque =
-      std::any_of(inputs.begin(), inputs.end(), [&](const Input& in) { return opaque(*in.tensor); });
-  for (const IValue& value : results)
-    dtr_detail::each_tensor(value, [&](const Tensor& t) { any_opaque |= opaque(t); });
+  bool any_opaque = false;
+  for (const auto& values : {c10::ArrayRef<IValue>(given), results})
+    for (const IValue& value : values)
+      dtr_detail::each_tensor(value, [&](const Tensor& t) { any_opaque |= t.defined() && !t.has_storage(); });
   if (any_opaque)
     for (const Input& in : inputs) pin(*in.tensor);
   const bool pinned = info.once || any_opaque || backward;

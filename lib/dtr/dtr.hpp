@@ -48,7 +48,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <type_traits>
 #include <unordered_map>
@@ -127,43 +126,27 @@ class Dtr {
   // in-place, random and unknown ones. Returns the end of a line for the log, or "".
   std::string pinned_operations() const;
 
-  // A step within the budget, from the construction to finish(). All tensors that exist afterwards are
+  // Runs body(), a step within the budget, and returns its result. All tensors that exist afterwards are
   // ordinary tensors with their contents. If the budget is too small, the step uses more memory instead of
-  // failing: step().limit is then above the budget, and check_budget() throws. Does nothing without a budget.
-  // If an exception leaves the scope before finish(), tensors of the step may have lost their contents.
-  class Scope {
-   public:
-    explicit Scope(Dtr& dtr) : dtr(dtr) {
-      if (!dtr.on()) return;
-      key.emplace(dtr_detail::kKey);
-      dtr.begin();
-    }
-    ~Scope() {
-      if (key && !finished) dtr.end_after_exception();
-    }
-    Scope(const Scope&) = delete;
-    void finish() {
-      if (key) dtr.finish();
-      finished = true;
-    }
-
-   private:
-    Dtr& dtr;
-    bool finished = false;
-    std::optional<c10::impl::IncludeDispatchKeyGuard> key;
-  };
-
-  // Runs body() in a Scope and returns its result.
+  // failing: step().limit is then above the budget, and check_budget() throws. Without a budget, only calls
+  // body(). If body() throws, tensors of the step may have lost their contents.
   template <class Body>
   auto run(const Body& body) -> decltype(body()) {
-    Scope scope(*this);
-    if constexpr (std::is_void_v<decltype(body())>) {
-      body();
-      scope.finish();
-    } else {
-      auto result = body();
-      scope.finish();
-      return result;
+    if (!on()) return body();
+    const c10::impl::IncludeDispatchKeyGuard key(dtr_detail::kKey);
+    begin();
+    try {
+      if constexpr (std::is_void_v<decltype(body())>) {
+        body();
+        finish();
+      } else {
+        auto result = body();
+        finish();
+        return result;
+      }
+    } catch (...) {
+      end_after_exception();
+      throw;
     }
   }
 
@@ -275,10 +258,9 @@ class Dtr {
 
   // Calls the kernel with the arguments on top of the stack. given: the same arguments. If memory runs out,
   // evicts more than the budget requires and calls the kernel again, unless `repeatable` is false.
-  // repeatable: a failed call changes nothing but `statistics`, which get their old values back before the
-  // next call.
+  // repeatable: a call that fails changes nothing. Batch norms allocate before they update their statistics.
   void compute(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, c10::ArrayRef<IValue> given,
-               bool repeatable, c10::ArrayRef<Tensor> statistics, Stack& stack);
+               bool repeatable, Stack& stack);
   // Returns the properties of an operation; cached.
   const OpInfo& info_of(const c10::OperatorHandle& operation);
   // Returns the tensor arguments. Ends pinned cells that the operation is about to overwrite.

@@ -32,12 +32,10 @@ struct Cell : std::enable_shared_from_this<Cell> {
   WeakStorage program{StoragePtr()};  // the storage in the program, while it has this version
   StoragePtr held_memory;             // the contents, if the cell itself must keep the memory
   int64_t bytes = 0;
-  c10::Device device = c10::kCPU;
   bool evicted = false;                     // the program's storage has no memory
   int locks = 0;                            // number of locks; a locked cell is not evicted
   double last_access = 0;                   // Dtr::clock() at the last access
   std::vector<Cell*>* evictable = nullptr;  // the list of evictable cells that has this cell, or null
-  size_t place = 0;                         // index in this list
 
   Cell() { ++alive; }
   ~Cell();
@@ -54,15 +52,6 @@ struct Cell : std::enable_shared_from_this<Cell> {
   void leave();
 };
 
-// A tensor argument of a record.
-struct Argument {
-  std::shared_ptr<Cell> cell;  // the contents that the operation reads; null: see `tensor`
-  // With a cell: shape, type and dispatch keys. Without: an undefined tensor, or running statistics, whose
-  // contents the operation does not read.
-  Tensor tensor;
-  bool requires_grad = false;
-};
-
 // A tensor that an operation has returned.
 struct Result {
   size_t index;   // among all returned tensors
@@ -77,18 +66,16 @@ struct Record {
   // Thread-local dispatch keys of the call, such as autocast.
   const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
   const bool grad_mode = c10::GradMode::is_enabled();
-  Stack given;                      // the arguments, with undefined tensors
-  std::vector<Argument> arguments;  // all tensors of `given`
+  Stack given;  // the arguments; their tensors are on an empty storage
+  // The contents of each tensor of `given`. Null: an undefined tensor, or running statistics, which `given`
+  // has as they are, because the operation does not read them.
+  std::vector<std::shared_ptr<Cell>> cells;
   std::vector<Result> results;
   double cost = 0;  // in the unit of DtrSettings::cost
 
   Record(const OperatorHandle& o, c10::DispatchKeySet k) : operation(o), keys(k) { ++alive; }
   ~Record() { --alive; }
 };
-
-// Destroys a record and its ancestors that have no other owner. Iterative, because a chain of records may be
-// longer than the call stack allows.
-void destroy_chain(std::shared_ptr<Record> record);
 
 // Properties of an operation that follow from its schema.
 struct OpInfo {
