@@ -236,7 +236,7 @@ TEST_CASE("checkpoints: the error of a file of another kind names its kind") {
         {zip_bytes({{"arr_0.npy", "x"}}), "without data.pkl"},
         {zip_bytes({{"data.pkl", kProto + "N."}, {"byteorder", "big"}}), "big-endian"}})
     refuse(bytes, part);
-  CHECK_ERROR(read_pth(dir.path.string()), "is a folder");
+  CHECK_ERROR(read_pth(dir.path.string()), "is not a regular file");
   REQUIRE(mkfifo((dir / "pipe.pth").c_str(), 0600) == 0);  // opening it would block
   CHECK_ERROR(read_pth(dir / "pipe.pth"), "is not a regular file");
   CHECK_ERROR(read_pth(dir / "none.pth"), "does not exist");

@@ -72,7 +72,6 @@ class ZipReader {
     std::error_code error;
     const auto status = std::filesystem::status(path, error);
     check(std::filesystem::exists(status), why_missing(path));
-    check(!std::filesystem::is_directory(status), "is a folder; use the .pth file");
     check(std::filesystem::is_regular_file(status), "is not a regular file; use the .pth file");
     std::ifstream file(path, std::ios::binary);
     check(file.is_open(), "cannot open the file: ", std::strerror(errno));
@@ -102,11 +101,8 @@ class ZipReader {
         zip_fopen_index(archive_.get(), record.index, 0), zip_fclose);
     if (!data) damaged(name, " is not where the zip directory says");
     at::Tensor bytes = at::empty({int64_t(record.size)}, at::kByte);
-    for (uint64_t done = 0; done < record.size;) {
-      const zip_int64_t more = zip_fread(data.get(), bytes.data_ptr<uint8_t>() + done, record.size - done);
-      if (more <= 0) damaged("cannot read ", record.size, " bytes of ", name);
-      done += uint64_t(more);
-    }
+    if (zip_fread(data.get(), bytes.data_ptr(), record.size) != int64_t(record.size))
+      damaged("cannot read ", record.size, " bytes of ", name);
     // libzip compares the checksum when it meets the end of the data. A checksum of 0 means none, after
     // torch.serialization.set_crc32_options(False).
     char beyond;
@@ -337,25 +333,39 @@ class Pickler {
   std::vector<at::Tensor> tensors;
 
   void add(const c10::IValue& value) {
-    if (value.isNone()) return put("N");
-    if (value.isBool()) return put(value.toBool() ? "\x88" : "\x89");
-    if (value.isInt()) return add_int(value.toInt());
-    if (value.isDouble()) {
+    if (value.isNone()) {
+      put("N");
+    } else if (value.isBool()) {
+      put(value.toBool() ? "\x88" : "\x89");
+    } else if (value.isInt() && value.toInt() == int32_t(value.toInt())) {
+      put("J");
+      append_number(program, int32_t(value.toInt()));
+    } else if (value.isInt()) {
+      put("\x8a\x08");
+      append_number(program, value.toInt());
+    } else if (value.isDouble()) {
       put("G");
-      return append_number(program, __builtin_bswap64(std::bit_cast<uint64_t>(value.toDouble())));
+      append_number(program, __builtin_bswap64(std::bit_cast<uint64_t>(value.toDouble())));
+    } else if (value.isString()) {
+      put("X");
+      append_number(program, uint32_t(value.toStringRef().size()));
+      put(value.toStringRef());
+    } else if (value.isTensor()) {
+      add_tensor(value.toTensor());
+    } else if (value.isTuple()) {
+      add_all("(", value.toTupleRef().elements(), "t");
+    } else if (value.isList()) {
+      add_all("](", value.toListRef(), "e");
+    } else {
+      check(value.isGenericDict(), "cannot store ", describe(value),
+            " in a .pth; store tensors, containers, numbers or text");
+      put("}(");
+      for (const auto& entry : value.toGenericDict()) {
+        add(entry.key());
+        add(entry.value());
+      }
+      put("u");
     }
-    if (value.isString()) return add_text(value.toStringRef());
-    if (value.isTensor()) return add_tensor(value.toTensor());
-    if (value.isTuple()) return add_all("(", value.toTupleRef().elements(), "t");
-    if (value.isList()) return add_all("](", value.toListRef(), "e");
-    check(value.isGenericDict(), "cannot store ", describe(value),
-          " in a .pth; store tensors, containers, numbers or text");
-    put("}(");
-    for (const auto& entry : value.toGenericDict()) {
-      add(entry.key());
-      add(entry.value());
-    }
-    put("u");
   }
 
  private:
@@ -367,46 +377,20 @@ class Pickler {
     put(close);
   }
 
-  void add_int(int64_t value) {
-    if (value == int32_t(value)) {
-      put("J");
-      append_number(program, int32_t(value));
-    } else {
-      put("\x8a\x08");
-      append_number(program, value);
-    }
-  }
-
-  void add_text(const std::string& text) {
-    check(text.size() < (1u << 31), "cannot store a text of ", text.size(), " bytes in a .pth");
-    put("X");
-    append_number(program, uint32_t(text.size()));
-    put(text);
-  }
-
-  void add_ints(c10::IntArrayRef values) {
-    put("(");
-    for (const int64_t value : values) add_int(value);
-    put("t");
-  }
-
   void add_tensor(const at::Tensor& tensor) {
     check(tensor.defined() && tensor.layout() == at::kStrided,
           "cannot store an undefined or sparse tensor in a .pth");
     check(std::ranges::count(kStored, tensor.scalar_type()), "cannot store a tensor of ",
           tensor.scalar_type(), " in a .pth; convert the tensor");
+    const auto tuple = [](const auto& ints) {
+      return c10::ivalue::Tuple::create(std::vector<c10::IValue>(ints.begin(), ints.end()));
+    };
     put("ctorch._utils\n_rebuild_tensor_v2\n((");
-    add_text("storage");
+    add("storage");
     put("ctorch\n" + storage_class(tensor.scalar_type()) + "\n");
-    add_text(std::to_string(tensors.size()));
-    add_text("cpu");
-    add_int(tensor.numel());
-    put("tQ");
-    add_int(0);
-    add_ints(tensor.sizes());
-    add_ints(c10::contiguous_strides(tensor.sizes()));
-    put("\x89"
-        "ccollections\nOrderedDict\n)RtR");  // requires_grad = False, no hooks
+    add_all("", {std::to_string(tensors.size()), "cpu", tensor.numel()}, "tQ");
+    add_all("", {0, tuple(tensor.sizes()), tuple(c10::contiguous_strides(tensor.sizes()))}, "\x89");
+    put("ccollections\nOrderedDict\n)RtR");  // no hooks; \x89: requires_grad is false
     tensors.push_back(tensor);
   }
 };
@@ -425,14 +409,12 @@ c10::IValue read_pth(const std::string& path) {
       check(order == "little", "was written on a ", order,
             "-endian machine; save the checkpoint again on a little-endian machine");
     }
-    try {
-      return Unpickler(zip, zip.read_text("data.pkl")).run();
-    } catch (const c10::Error& error) {
-      const std::string cause = error.what_without_backtrace();
-      damaged("data.pkl cannot be read: ", cause.substr(0, cause.find('\n')));
-    } catch (const std::out_of_range&) {
-      damaged("data.pkl cannot be read");
-    }
+    return Unpickler(zip, zip.read_text("data.pkl")).run();
+  } catch (const c10::Error& error) {
+    const std::string cause = error.what_without_backtrace();
+    damaged(path, ": data.pkl cannot be read: ", cause.substr(0, cause.find('\n')));
+  } catch (const std::out_of_range&) {
+    damaged(path, ": data.pkl cannot be read");
   } catch (const std::exception& error) {
     fail(path, ": ", error.what());
   }
@@ -445,49 +427,23 @@ void write_pth(const std::string& path, const c10::IValue& value) {
     pickler.program += '.';
     check(!is_irregular_file(path), "is not a regular file");
     NewFile file(path);
-    // An error of the disk is thrown after the writer has returned. The writer completes the archive when it
-    // is destroyed, and an error there would end the process.
-    std::exception_ptr failure;
+    // The writer completes the archive when it is destroyed, and an error there would end the process. So
+    // NewFile::flush() throws the errors of the disk.
     caffe2::serialize::PyTorchStreamWriter zip([&](const void* data, size_t bytes) {
-      try {
-        if (!failure) file.write({static_cast<const char*>(data), bytes});
-      } catch (...) {
-        failure = std::current_exception();
-      }
+      std::fwrite(data, 1, bytes, file.stream());
       return bytes;
     });
-    const auto rethrow_failure = [&] {
-      if (failure) std::rethrow_exception(failure);
-    };
     const auto add = [&](const std::string& name, std::string_view bytes) {
       zip.writeRecord(name, bytes.data(), bytes.size());
-      rethrow_failure();
+      file.flush();
     };
     add("data.pkl", pickler.program);
     add("byteorder", "little");
-    // Copies tensors from a GPU to pinned memory, and waits once for many of them.
-    constexpr size_t kBytesOfWait = size_t{256} << 20;
-    const auto& tensors = pickler.tensors;
-    for (size_t first = 0, i = 0; first < tensors.size(); first = i) {
-      std::vector<torch::Tensor> copies;
-      bool waits = false;
-      for (size_t bytes = 0; i < tensors.size() && bytes < kBytesOfWait; bytes += tensors[i++].nbytes()) {
-        const torch::Tensor& t = tensors[i];
-        try {
-          copies.push_back(t.detach().to(torch::kCPU, /*non_blocking=*/true));
-          waits = waits || t.is_cuda();
-        } catch (const c10::Error&) {  // perhaps there is no more pinned memory
-          copies.push_back(t.detach().cpu());
-        }
-      }
-      if (waits) torch::cuda::synchronize();
-      for (size_t k = 0; k < copies.size(); ++k) {
-        const torch::Tensor t = copies[k].contiguous();
-        add("data/" + std::to_string(first + k), {static_cast<const char*>(t.const_data_ptr()), t.nbytes()});
-      }
+    for (size_t i = 0; i < pickler.tensors.size(); ++i) {
+      const at::Tensor t = pickler.tensors[i].detach().cpu().contiguous();
+      add("data/" + std::to_string(i), {static_cast<const char*>(t.const_data_ptr()), t.nbytes()});
     }
     zip.writeEndOfFile();
-    rethrow_failure();
     file.commit();
   } catch (const NewFile::Error&) {
     throw;
