@@ -321,7 +321,7 @@ TEST_CASE("checkpoints: weights of another model are not resumed from; the messa
   CHECK_FALSE(has(notes_of(three.model, nano_info({"a", "b", "c"})), "other names"));
   CHECK_HAS(notes_of(two.model, nano_info({"b", "y"})),
             concat("weights ", dir / "x.pth",
-                   ": loaded 636 of 642 tensors\nof another shape: 6 in head.cls_preds"));
+                   ": loaded 636 of 642 tensors\nof another shape: 6 (head.cls_preds.0.weight"));
   CHECK_HAS(notes_of(three.model, nano_info({"d", "e", "f"})), "the same number of classes with other names");
   // Rows of classes with the same name, without regard to case, are copied, also if the number is the same.
   const auto layer = [](YOLOX& model) {

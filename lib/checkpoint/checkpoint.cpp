@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/checkpoint.hpp"
 
-#include <array>
-#include <cmath>
+#include <algorithm>
 #include <map>
 #include <sstream>
 
@@ -93,21 +92,13 @@ void check_finite(const torch::nn::Module& module, const std::string& path) {
 }
 
 std::string to_string(const LoadReport& report) {
-  const auto group = [](const std::string& key) {  // the first two names: "head.cls_preds"
-    const size_t dot = key.find('.');
-    return key.substr(0, dot == std::string::npos ? dot : key.find('.', dot + 1));
-  };
   std::ostringstream out;
   out << "loaded " << report.loaded.size() << " of "
       << report.loaded.size() + report.missing.size() + report.mismatched.size() << " tensors";
 
   const auto print = [&](const char* what, const std::vector<std::string>& keys, const char* consequence) {
-    std::map<std::string, std::vector<std::string>> groups;
-    for (const auto& key : keys) groups[group(key)].push_back(key);
-    for (const auto& [name, list] : groups)
-      out << "\n"
-          << what << ": " << list.size() << " in " << name << " (" << list[0]
-          << (list.size() > 1 ? ", ...)" : ")") << ": " << consequence;
+    if (!keys.empty())
+      out << "\n" << what << ": " << keys.size() << " (" << listed(keys, 2) << "): " << consequence;
   };
   print("of another shape", report.mismatched, "left at their initial values");
   print("not in the file", report.missing, "left at their initial values");
@@ -117,19 +108,14 @@ std::string to_string(const LoadReport& report) {
 
 GenericDict to_dict(const WeightsInfo& info) {
   const PixelFormat format = pixel_format(info.legacy_preproc);
-  auto classes = empty_list(), size = empty_list(), mean = empty_list(), deviation = empty_list();
-  for (const auto& name : info.classes) classes.push_back(name);
-  for (const int64_t side : {info.height, info.width}) size.push_back(side);
-  for (const double value : format.mean) mean.push_back(value);
-  for (const double value : format.std) deviation.push_back(value);
   auto dict = empty_dict();
   dict.insert("model", info.model);
-  dict.insert("classes", classes);
-  dict.insert("size", size);
+  dict.insert("classes", info.classes);
+  dict.insert("size", std::vector<int64_t>{info.height, info.width});
   dict.insert("channel_order", format.order);
   dict.insert("value_range", format.range);
-  dict.insert("mean", mean);
-  dict.insert("std", deviation);
+  dict.insert("mean", format.mean);
+  dict.insert("std", format.std);
   return dict;
 }
 
@@ -161,18 +147,12 @@ WeightsInfo weights_info(const c10::IValue& file, const std::string& path) {
   } catch (const std::exception&) {  // std::out_of_range, c10::Error
     fail(path, ": the entry \"yolox\" is damaged; download or copy the file again");
   }
-  const auto equal = [](const std::vector<double>& a, const std::array<double, 3>& b) {
-    bool same = a.size() == 3;
-    for (size_t i = 0; same && i < 3; ++i) same = std::abs(a[i] - b[i]) < 1e-6;
-    return same;
-  };
   for (const bool legacy : {false, true}) {
     const PixelFormat format = pixel_format(legacy);
-    if (order != format.order || range != format.range || !equal(mean, format.mean) ||
-        !equal(deviation, format.std))
-      continue;
     info.legacy_preproc = legacy;
-    return info;
+    if (order == format.order && range == format.range && std::ranges::equal(mean, format.mean) &&
+        std::ranges::equal(deviation, format.std))
+      return info;
   }
   fail(path, ": its weights need ", order, " pixels of 0..", range, ", mean [", c10::Join(", ", mean),
        "], std [", c10::Join(", ", deviation),

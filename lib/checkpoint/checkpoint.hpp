@@ -83,11 +83,8 @@ LoadReport load_state_dict(torch::nn::Module& module, const GenericDict& weights
 // Throws if a tensor of the module, with weights from the file `path`, contains NaN or infinity.
 void check_finite(const torch::nn::Module& module, const std::string& path);
 
-// Formats a report for the log: one line if all tensors were loaded, else also one line per group of tensors.
-// For example:
-//   loaded 442 of 448 tensors
-//   of another shape: 6 in head.cls_preds (head.cls_preds.0.weight: file [80, 64, 1, 1], model [3, 64, 1, 1],
-//   ...): left at their initial values
+// Formats a report for the log: one line if all tensors were loaded, else also one line per kind of the
+// others, as "not in the file: 12 (head.stems.0.conv.weight, head.stems.0.bn.weight, ...): left at ...".
 std::string to_string(const LoadReport& report);
 
 // ---- metadata of weights

@@ -63,13 +63,8 @@ std::string detect_model(const GenericDict& weights, const std::string& likely) 
 }
 
 int64_t num_classes_of(const GenericDict& weights) {
-  for (const auto& e : weights) {
-    if (!e.key().isString()) continue;
-    if (e.key().toStringRef().ends_with("head.cls_preds.0.weight") && e.value().isTensor() &&
-        e.value().toTensor().dim() == 4 && e.value().toTensor().numel() > 0)
-      return e.value().toTensor().size(0);
-  }
-  return 0;
+  const torch::Tensor layer = find_tensor(weights, "head.cls_preds.0.weight");
+  return layer.defined() && layer.dim() == 4 && layer.numel() > 0 ? layer.size(0) : 0;
 }
 
 std::vector<std::string> class_names(const WeightsInfo& info, int64_t classes) {
