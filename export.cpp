@@ -37,18 +37,15 @@ struct Config : ModelFlags {
 // Returns the metadata of the exported file: classes, input size, pixel format, letterbox and output columns.
 static Metadata metadata(const WeightsInfo& info, const ExportSettings& s, int classes) {
   const PixelFormat pixels = pixel_format(info.legacy_preproc);
-  std::string names;
-  for (const auto& name : class_names(info, classes)) names += (names.empty() ? "" : "\n") + name;
-  const auto three = [](const std::array<double, 3>& v) { return concat(v[0], " ", v[1], " ", v[2]); };
   Metadata m = {
       {"model", info.model},
-      {"classes", names},
+      {"classes", c10::Join("\n", class_names(info, classes))},
       {"num_classes", concat(classes)},
       {"size", concat(s.height, "x", s.width)},
       {"channel_order", pixels.order},
       {"value_range", concat(pixels.range)},
-      {"mean", three(pixels.mean)},
-      {"std", three(pixels.std)},
+      {"mean", c10::Join(" ", pixels.mean)},
+      {"std", c10::Join(" ", pixels.std)},
       {"letterbox", concat("top left, border ", int(border_grey))},
       {"output", s.nms      ? "image, x1, y1, x2, y2, score, class"
                  : s.decode ? "cx, cy, w, h in pixels, objectness, class scores"
@@ -58,16 +55,15 @@ static Metadata metadata(const WeightsInfo& info, const ExportSettings& s, int c
   return m;
 }
 
-// Returns the inputs of the comparison, uint8: a letterboxed drawn scene, [1, H, W, 3]. With any_size also a
-// batch of two scenes, [2, H, W + 32, 3].
-static std::vector<Tensor> comparison_inputs(const ExportSettings& s, bool any_size) {
-  const auto view = [&](int64_t scene, int64_t width) {
+// Returns the input of the comparison, uint8: a letterboxed drawn scene, [1, H, W, 3], or for a file of any
+// size a batch of two scenes, [2, H, W + 32, 3].
+static Tensor comparison_input(const ExportSettings& s) {
+  const int64_t width = s.dynamic ? s.width + 32 : s.width;
+  const auto view = [&](int64_t scene) {
     const Image boxed = letterbox(draw_shapes(0, 1, scene).image, {int(width), int(s.height)}).image;
     return torch::from_blob(boxed.clone().data, {1, s.height, width, 3}, torch::kByte).clone();
   };
-  std::vector<Tensor> all{view(0, s.width)};
-  if (any_size) all.push_back(torch::cat({view(0, s.width + 32), view(1, s.width + 32)}));
-  return all;
+  return s.dynamic ? torch::cat({view(0), view(1)}) : view(0);
 }
 
 // Returns the expected output of the file without NMS, [B, A, 5 + C].
@@ -106,44 +102,28 @@ static void check_flags(const Config& config) {
 
 static const std::string kCheck = YOLOX_SOURCE_DIR "/tools/check_onnx.py";
 
-// Runs an ONNX file with ONNX Runtime, see tools/check_onnx.py. Returns the output for each batch of images,
-// [N, columns].
-static std::vector<Tensor> run_onnx(const std::string& python, const std::string& file,
-                                    const std::vector<Tensor>& images, int64_t columns) {
+// Runs an ONNX file with ONNX Runtime, see tools/check_onnx.py. Returns the output, [N, columns].
+static Tensor run_onnx(const std::string& python, const std::string& file, const Tensor& images,
+                       int64_t columns) {
   std::string folder = (fs::temp_directory_path() / "yolox-export-XXXXXX").string();
   check(mkdtemp(folder.data()), folder, ": cannot be created: ", std::strerror(errno));
-  const auto path = [&](size_t i, const char* end) { return concat(folder, "/", i, ".", end); };
-  std::string command = concat(python, " ", shell_word(kCheck), " ", shell_word(file));
-  for (size_t i = 0; i < images.size(); ++i) {
-    const Tensor x = images[i].contiguous();
-    std::ofstream(path(i, "in"), std::ios::binary).write(static_cast<const char*>(x.data_ptr()), x.nbytes());
-    command += concat(" ", shell_word(path(i, "in")), " ", x.size(0), ",3,", x.size(2), ",", x.size(3), " ",
-                      shell_word(path(i, "out")));
-  }
-  const int status = std::system(concat(command, " >", shell_word(folder + "/log"), " 2>&1").c_str());
+  const Tensor x = images.contiguous();
+  std::ofstream(folder + "/in", std::ios::binary).write(static_cast<const char*>(x.data_ptr()), x.nbytes());
+  const int status =
+      std::system(concat(python, " ", shell_word(kCheck), " ", shell_word(file), " ",
+                         shell_word(folder + "/in"), " ", x.size(0), ",3,", x.size(2), ",", x.size(3), " ",
+                         shell_word(folder + "/out"), " >", shell_word(folder + "/log"), " 2>&1")
+                      .c_str());
   std::string log;
   read_all(folder + "/log", log);
-  std::vector<Tensor> outputs;
-  for (size_t i = 0; i < images.size() && status == 0; ++i) {
-    std::ifstream output(path(i, "out"), std::ios::binary);  // empty without detections
-    const std::string bytes{std::istreambuf_iterator<char>(output), {}};
-    outputs.push_back(torch::empty({int64_t(bytes.size()) / 4 / columns, columns}));
-    std::memcpy(outputs[i].data_ptr(), bytes.data(), outputs[i].nbytes());
-  }
+  std::ifstream out(folder + "/out", std::ios::binary);  // empty without detections
+  const std::string bytes{std::istreambuf_iterator<char>(out), {}};
   fs::remove_all(folder);
   check(status == 0, "ONNX Runtime cannot run ", file, ": ",
         trimmed(log).substr(trimmed(log).rfind('\n') + 1), "; another Python: PYTHON=...");
-  return outputs;
-}
-
-static std::vector<Tensor> run_torchscript(const std::string& file, const std::vector<Tensor>& images) {
-  auto module = torch::jit::load(file);
-  std::vector<Tensor> outputs;
-  for (const Tensor& x : images) {
-    const Tensor output = module.forward({x}).toTensor();
-    outputs.push_back(output.reshape({-1, output.size(-1)}));
-  }
-  return outputs;
+  const Tensor output = torch::empty({int64_t(bytes.size()) / 4 / columns, columns});
+  std::memcpy(output.data_ptr(), bytes.data(), output.nbytes());
+  return output;
 }
 
 // Returns the rows of `found` in the order of `expected`: of each row the one that differs least, because
@@ -158,26 +138,23 @@ static Tensor in_order_of(const Tensor& expected, const Tensor& found) {
 // Compares the output of a file with the expected one, both [N, columns]. Returns the differences of boxes
 // and scores for the log. Throws if the outputs differ by more than rounding errors through some hundred
 // layers.
-static std::string compared(const std::vector<Tensor>& outputs, const std::vector<Tensor>& expected,
-                            const ExportSettings& s, const std::string& file) {
+static std::string compared(const Tensor& output, const Tensor& expected, const ExportSettings& s,
+                            const std::string& file) {
   constexpr double kTolerance = 1e-3;  // relative to values above 1
+  check(output.sizes() == expected.sizes(), file, " has an output of ", output.sizes(), ", the model of ",
+        expected.sizes(), "; the file is not kept");
   double boxes = 0, scores = 0;
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    check(outputs[i].sizes() == expected[i].sizes(), file, " has an output of ", outputs[i].sizes(),
-          ", the model of ", expected[i].sizes(), "; the file is not kept");
-    if (outputs[i].numel() == 0) continue;
-    const Tensor found = s.nms ? in_order_of(expected[i], outputs[i]) : outputs[i], want = expected[i];
+  if (output.numel() > 0) {
+    const Tensor found = s.nms ? in_order_of(expected, output) : output;
     // 0 where both are the same infinity
-    const Tensor off = torch::where(found == want, 0, (found - want).abs());
+    const Tensor off = torch::where(found == expected, 0, (found - expected).abs());
     const int64_t first = s.nms ? 1 : 0;  // detections begin with the image
-    const Tensor box = off.slice(1, first, first + 4), rest = off.slice(1, first + 4);
-    const double largest = box.max().item<double>(), score = rest.max().item<double>();
+    boxes = off.slice(1, first, first + 4).max().item<double>();
+    scores = off.slice(1, first + 4).max().item<double>();
     // a NaN fails this comparison
-    check((off / want.abs().clamp_min(1)).max().item<double>() < kTolerance, file,
-          " differs from the model by up to ", largest, " in boxes and ", score,
+    check((off / expected.abs().clamp_min(1)).max().item<double>() < kTolerance, file,
+          " differs from the model by up to ", boxes, " in boxes and ", scores,
           " in scores; the file is not kept");
-    boxes = std::max(boxes, largest);
-    scores = std::max(scores, score);
   }
   return concat("boxes ", rounded(boxes), s.decode ? " pixels" : " strides", ", scores ", rounded(scores));
 }
@@ -196,12 +173,9 @@ static void run(int argc, char** argv) {
   const Metadata about = metadata(loaded.info, settings, loaded.model->num_classes);
 
   const torch::NoGradGuard no_grad;
-  std::vector<Tensor> images, expected;
-  for (const Tensor& view : comparison_inputs(settings, any_size)) {
-    images.push_back(preprocess(view, loaded.info.legacy_preproc));
-    const Tensor rows = expected_rows(loaded.model, images.back(), config.decode);
-    expected.push_back(config.nms ? detections_of(rows, settings) : rows.flatten(0, 1));
-  }
+  const Tensor images = preprocess(comparison_input(settings), loaded.info.legacy_preproc),
+               rows = expected_rows(loaded.model, images, config.decode),
+               expected = config.nms ? detections_of(rows, settings) : rows.flatten(0, 1);
 
   // The file has a temporary name until it has passed the comparison, so that a wrong file never replaces a
   // good one.
@@ -213,10 +187,10 @@ static void run(int argc, char** argv) {
   file.flush();
   const std::string python = is_onnx && fs::exists(kCheck) ? python_with("numpy, onnxruntime") : "";
   if (!is_onnx)
-    difference = compared(run_torchscript(path, images), expected, settings, config.out);
+    difference = compared(torch::jit::load(path).forward({images}).toTensor().flatten(0, 1), expected,
+                          settings, config.out);
   else if (!python.empty())
-    difference =
-        compared(run_onnx(python, path, images, expected[0].size(1)), expected, settings, config.out);
+    difference = compared(run_onnx(python, path, images, expected.size(1)), expected, settings, config.out);
   file.commit();
 
   const auto output = std::ranges::find(about, "output", [](const auto& entry) { return entry.first; });

@@ -490,6 +490,7 @@ inline void fuse_batch_norms(nn::Module& model) {
                         .stride(old.stride())
                         .padding(old.padding())
                         .groups(old.groups()));
+                        .dilation(old.dilation())
     conv->weight.set_data(weight);
     conv->bias.set_data(bias);
     block->conv = block->replace_module("conv", conv);

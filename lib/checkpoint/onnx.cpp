@@ -6,8 +6,8 @@
 
 #include <limits>
 #include <map>
+#include <set>
 #include <sstream>
-#include <tuple>
 #include <variant>
 
 #include "base/text.hpp"
@@ -127,7 +127,7 @@ class TraceWriter {
   GraphBuilder& g;
   std::map<const void*, std::string> names;   // of parameters and buffers, by address
   std::map<const jit::Value*, Value> values;  // tensors of the trace
-  std::map<std::string, Value> written;       // initializers by name
+  std::set<Value> written;                    // parameters and buffers
 
   // Returns a constant argument of an operator. A list is a list of constants. Throws if the argument
   // depends on the input.
@@ -165,28 +165,20 @@ class TraceWriter {
     return dim < 0 ? dim + int64_t(shape_of(tensor).size()) : dim;
   }
 
-  // Returns an initializer with the values of a tensor, in float32. name: of a parameter or buffer, which is
-  // written once; "" for a name such as constant_7.
-  Value initializer(const std::string& name, const Tensor& tensor) {
-    const Tensor values = tensor.detach().to(torch::kCPU, torch::kFloat);
-    if (name.empty()) return g.constant(values);
-    if (!written.count(name)) written[name] = g.constant(values, name);
-    return written[name];
-  }
-  // Returns the name of a parameter or buffer, "" for another constant.
-  std::string name_of(const Tensor& constant) const {
-    const auto name = names.find(constant.data_ptr());
-    return name == names.end() ? "" : name->second;
-  }
-  // Returns a tensor argument: a value that was computed before, a parameter, or a number.
+  // Returns a tensor argument: a value that was computed before, or an initializer in float32. Parameters and
+  // buffers are written once, with their names.
   Value tensor(const jit::Value* value) {
     const auto found = values.find(value);
     if (found != values.end()) return found->second;
     const auto constant = jit::toIValue(value);
     check(constant && (constant->isTensor() || constant->isScalar()),
           "the model computes a value that ONNX export does not support. ", kRemedy);
-    if (constant->isScalar()) return initializer("", torch::scalar_tensor(constant->toScalar()));
-    return initializer(name_of(constant->toTensor()), constant->toTensor());
+    const Tensor given =
+        constant->isTensor() ? constant->toTensor() : torch::scalar_tensor(constant->toScalar());
+    const auto named = names.find(given.data_ptr());
+    const Value name = named == names.end() ? "" : named->second;
+    if (!name.empty() && !written.insert(name).second) return name;
+    return g.constant(given.detach().to(torch::kCPU, torch::kFloat), name);
   }
   std::vector<Value> tensors(const jit::Value* list) {
     std::vector<Value> all;
@@ -195,45 +187,14 @@ class TraceWriter {
   }
 
   void write(const jit::Node& node);
-  void write_convolution(const jit::Node& node);
   inline static const std::string kRemedy =
       "Add the operator in lib/checkpoint/onnx.cpp, or export to TorchScript (--out model.ts)";
 };
 
-// Folds a batch norm in evaluation mode that alone uses the output of the convolution.
-void TraceWriter::write_convolution(const jit::Node& node) {
-  check(!constant_of(node, 6).toBool(), "the model has a transposed convolution. ", kRemedy);
-  Tensor weight = constant_of(node, 1).toTensor();
-  const c10::IValue given_bias = constant_of(node, 2);
-  const std::string name = name_of(weight), layer = name.substr(0, name.rfind(".weight"));
-  Tensor bias =
-      given_bias.isTensor() ? given_bias.toTensor() : torch::zeros({weight.size(0)}, weight.options());
-  const jit::Value* out = node.output();
-  const auto& uses = out->uses();
-  if (uses.size() == 1 && uses[0].user->kind().toQualString() == std::string("aten::batch_norm")) {
-    const jit::Node& norm = *uses[0].user;
-    const auto of = [&](size_t i) { return constant_of(norm, i).toTensor(); };
-    std::tie(weight, bias) =
-        fold_batch_norm(weight, bias, of(1), of(2), of(3), of(4), constant_of(norm, 7).toDouble());
-    out = norm.output();
-  }
-  const Ints pads = pair(node, 4);
-  values[out] = g.add("Conv",
-                      {tensor(node.input(0)), initializer(name, weight),
-                       initializer(name.empty() ? "" : layer + ".bias", bias)},
-                      {{"kernel_shape", Ints{weight.size(2), weight.size(3)}},
-                       {"strides", pair(node, 3)},
-                       {"pads", Ints{pads[0], pads[1], pads[0], pads[1]}},
-                       {"dilations", pair(node, 5)},
-                       {"group", integer(node, 8)}});
-}
-
 void TraceWriter::write(const jit::Node& node) {
   std::string op = node.kind().toQualString();
   if (op.back() == '_') op.pop_back();  // in-place operators
-  if (op == "aten::_convolution") return write_convolution(node);
   const jit::Value* out = node.output();
-  if (values.count(out)) return;  // a folded batch norm
   Value& to = values[out];
   if (op == "aten::cat") {
     to = g.add("Concat", tensors(node.input(0)), {{"axis", dim_of(node, 1, out)}});
@@ -241,7 +202,19 @@ void TraceWriter::write(const jit::Node& node) {
   }
   const jit::Value* input = node.input(0);
   const Value x = tensor(input);
-  if (op == "aten::silu") {
+  if (op == "aten::_convolution") {
+    check(!constant_of(node, 6).toBool(), "the model has a transposed convolution. ", kRemedy);
+    std::vector<Value> inputs{x, tensor(node.input(1))};
+    if (!constant_of(node, 2).isNone()) inputs.push_back(tensor(node.input(2)));  // the bias
+    const Tensor weight = constant_of(node, 1).toTensor();
+    const Ints pads = pair(node, 4);
+    to = g.add("Conv", inputs,
+               {{"kernel_shape", Ints{weight.size(2), weight.size(3)}},
+                {"strides", pair(node, 3)},
+                {"pads", Ints{pads[0], pads[1], pads[0], pads[1]}},
+                {"dilations", pair(node, 5)},
+                {"group", integer(node, 8)}});
+  } else if (op == "aten::silu") {
     to = g.add("Mul", {x, g.add("Sigmoid", {x})});
   } else if (op == "aten::sigmoid" || op == "aten::relu") {
     to = g.add(op == "aten::relu" ? "Relu" : "Sigmoid", {x});
@@ -306,9 +279,9 @@ struct Raw {
 
 // Adds the network: runs model->forward() once, and adds the nodes of each operator that it calls. An edit of
 // the model therefore needs no edit here, as long as its operators are known. Throws and names the operator
-// otherwise. Batch norms are folded into the convolutions.
+// otherwise.
 Raw add_network(GraphBuilder& g, YOLOX& model) {
-  const torch::NoGradGuard no_grad;
+  const c10::AutoGradMode no_mkldnn(true);  // conv_silu() calls operators of oneDNN only without gradients
   model->eval();
   for (auto& p : model->parameters()) p.set_requires_grad(false);  // the trace has them as constants
   const Tensor weight = model->parameters()[0];
@@ -439,8 +412,8 @@ void declare(onnx::ValueInfo& value, const std::string& name, const Dims& dims) 
 }  // namespace
 
 std::string to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata& metadata) {
-  check(settings.decode || !settings.nms, "NMS needs decoded boxes");
   merge_focus(model);
+  fuse_batch_norms(*model);
   GraphBuilder g{settings};
   g.file.set_ir_version(8);  // the IR version of ONNX 1.12, which introduced opset 17
   g.file.set_producer_name("yolox_cpp");
@@ -475,22 +448,20 @@ std::string to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata
 // trace would fix.
 
 torch::jit::Module to_torchscript(YOLOX& model, const ExportSettings& settings) {
-  check(!settings.nms, "TorchScript files have no NMS");
   const torch::NoGradGuard no_grad;
   merge_focus(model);
   for (auto& p : model->parameters()) p.set_requires_grad(false);  // the trace stores them as constants
   model->to(torch::kFloat);
-  // raw output [B, A, 5 + C]: boxes, objectness logit, class logits
   std::vector<int> strides;
-  const auto network = [&](const Tensor& images) {
-    const Predictions p = model(images);
-    strides = p.strides;
-    return torch::cat({p.reg, p.obj.unsqueeze(-1), p.cls}, -1);
-  };
   torch::jit::Module module("YOLOX");
   const auto [state, outputs] = torch::jit::tracer::trace(
       {torch::zeros({2, 3, 64, 64})},
-      [&](torch::jit::Stack inputs) { return torch::jit::Stack{network(inputs[0].toTensor())}; },
+      [&](torch::jit::Stack inputs) {
+        const Predictions p = model(inputs[0].toTensor());
+        strides = p.strides;
+        // [B, A, 5 + C]: boxes, objectness logit, class logits
+        return torch::jit::Stack{torch::cat({p.reg, p.obj.unsqueeze(-1), p.cls}, -1)};
+      },
       [](const torch::autograd::Variable&) { return ""; }, /*strict=*/true, /*force_outplace=*/false, &module,
       {"images"});
   module.type()->addMethod(module._ivalue()->compilation_unit()->create_function(

@@ -21,7 +21,7 @@ struct ExportSettings {
   int64_t height = 640, width = 640;  // input size in pixels
   bool dynamic = false;               // dynamic batch, height and width; otherwise B = 1 and a fixed size
   bool decode = true;  // false: raw boxes of the network (as tools/export_onnx.py of official YOLOX)
-  bool nms = false;    // ONNX: include NMS: output [D, 7] instead of [B, A, 5 + C]
+  bool nms = false;    // ONNX, with decode: include NMS: output [D, 7] instead of [B, A, 5 + C]
   double conf = 0.3, iou = 0.45;  // minimum score and IoU threshold of NMS
 };
 
@@ -31,15 +31,15 @@ using Metadata = std::vector<std::pair<std::string, std::string>>;
 // Returns the bytes of an ONNX file. The input is "images". The output is "output" [B, A, 5 + C]: box,
 // objectness and class scores. A box is cx, cy, w, h in pixels, or Predictions::reg of yolox.hpp without
 // settings.decode. With NMS, the output is "detections" [D, 7]: index of the image in the batch, x1, y1, x2,
-// y2 in pixels, score, class. Changes `model`: the Focus becomes one 6x6 convolution of stride 2 that
-// computes the same, because ncnn has no slices with a step. It can be evaluated and exported afterwards, not
-// trained or saved. Throws if settings.nms is set without settings.decode, if the model uses an operator that
+// y2 in pixels, score, class. Changes `model`: batch norms are folded into the convolutions, and the Focus
+// becomes one 6x6 convolution of stride 2 that computes the same, because ncnn has no slices with a step. It
+// can be evaluated and exported afterwards, not trained or saved. Throws if the model uses an operator that
 // the export does not know, or if the file would exceed 2 GB, the limit of protobuf.
 std::string to_onnx(YOLOX& model, const ExportSettings& settings, const Metadata& metadata);
 
 // Returns the model as a TorchScript module, which torch.jit.load in Python and torch::jit::load in C++ load
 // without this repository. Input: images float32 [B, 3, H, W], any B, H and W multiples of 32. Output: that
-// of to_onnx(); settings.nms must be false. Changes `model` as to_onnx() does.
+// of to_onnx(); settings.nms must be false. Changes the Focus of `model` as to_onnx() does.
 torch::jit::Module to_torchscript(YOLOX& model, const ExportSettings& settings);
 
 // Returns the bytes of a TorchScript file. Each metadata entry is an extra file that has the key as its name.
