@@ -89,13 +89,8 @@ static Frame read_frame(const std::string& file, int64_t number, bool drawn) {
 }
 
 // An open --source.
-class FrameSource {
- public:
-  // Throws if `given` does not exist, cannot be opened or contains no image.
-  explicit FrameSource(const std::string& given);
-  // Returns up to n frames; none after the end.
-  std::vector<Frame> next(int64_t n);
-
+struct FrameSource {
+  const std::string given;           // --source
   std::vector<std::string> files;    // image files or URLs of images; empty for a video
   std::string skipped_note;          // says which entries of a folder are no images
   int64_t count = 0;                 // number of images or frames; 0: unknown
@@ -103,114 +98,109 @@ class FrameSource {
   bool video = false, live = false;  // live: camera or stream, whose frames arrive in real time
   double fps = 25;                   // frames per second
   std::string stem;                  // of a video: name of the output without extension
-
- private:
-  void list_folder();
-  void open_video();
-  bool read_video(Frame& frame);
-
-  const std::string given;
-  double began = 0;  // time of the first frame of a camera or a stream
+  double began = 0;                  // time of the first frame of a camera or a stream
   cv::VideoCapture capture;
-};
 
-FrameSource::FrameSource(const std::string& given) : given(given) {
-  combination_check(!given.empty(),
-                    "--source is needed: an image, a folder, a video, a camera (0), a URL, or shapes");
-  // OpenCV would wait for a pipe, and read a device such as /dev/zero without end.
-  const auto status = fs::status(given);
-  check(!exists(status) || is_directory(status) || is_regular_file(status) || given.starts_with("/dev/video"),
+  // Throws if `given` does not exist, cannot be opened or contains no image.
+  explicit FrameSource(const std::string& source) : given(source) {
+    combination_check(!given.empty(),
+                      "--source is needed: an image, a folder, a video, a camera (0), a URL, or shapes");
+    // OpenCV would wait for a pipe, and read a device such as /dev/zero without end.
+    const auto status = fs::status(given);
+    check(
+        !exists(status) || is_directory(status) || is_regular_file(status) || given.starts_with("/dev/video"),
         "--source ", given,
         " is a pipe or a device; give a file, a folder, a camera (0 or /dev/video0) or a URL");
-  if (given == "shapes")
-    for (int i = 1; i <= kShapesVal; ++i) files.push_back(concat("shapes_", i, ".png"));
-  else if (is_directory(status))
-    list_folder();
-  else if (has_extension(without_query(given), kImages) || (is_file(given) && cv::haveImageReader(given)))
-    files = {given};
-  else
-    open_video();
-  check(files.empty() || given != files[0] || is_url(given) || exists(status), "--source ", given, " ",
-        why_missing(given));
-  if (!video) count = int64_t(files.size());
-}
-
-void FrameSource::list_folder() {
-  std::error_code error;
-  fs::directory_iterator(given, error);
-  check(!error, "--source ", given, " cannot be read: ", error.message());
-  std::map<std::string, int64_t> others;
-  for (const fs::path& path : listing(given)) {
-    const bool folder = is_folder(path);
-    if (!folder && has_extension(path, kImages))
-      files.push_back(path.string());
+    if (given == "shapes")
+      for (int i = 1; i <= kShapesVal; ++i) files.push_back(concat("shapes_", i, ".png"));
+    else if (is_directory(status))
+      list_folder();
+    else if (has_extension(without_query(given), kImages) || (is_file(given) && cv::haveImageReader(given)))
+      files = {given};
     else
-      ++others[folder ? "folder" : path.has_extension() ? lower(path.extension().string()) : "no extension"];
+      open_video();
+    check(files.empty() || given != files[0] || is_url(given) || exists(status), "--source ", given, " ",
+          why_missing(given));
+    if (!video) count = int64_t(files.size());
   }
-  for (const auto& [kind, n] : others)
-    skipped_note += concat(skipped_note.empty() ? "note: skipped in " + given + ": " : ", ", n, " ", kind);
-  std::ranges::sort(files, [](const std::string& a, const std::string& b) {  // 2.jpg before 10.jpg
-    return ::strverscmp(a.c_str(), b.c_str()) < 0;
-  });
-  check(!files.empty(), "--source ", given, " contains no images (.jpg .jpeg .png .bmp .webp .tif .tiff)",
-        others.count("folder") ? "; give one of its folders" : "");
-}
 
-std::vector<Frame> FrameSource::next(int64_t n) {
-  std::vector<Frame> frames;
-  if (video) {
-    for (Frame frame; int64_t(frames.size()) < n && read_video(frame);) frames.push_back(frame);
+  void list_folder() {
+    std::error_code error;
+    fs::directory_iterator(given, error);
+    check(!error, "--source ", given, " cannot be read: ", error.message());
+    std::map<std::string, int64_t> others;
+    for (const fs::path& path : listing(given)) {
+      const bool folder = is_folder(path);
+      if (!folder && has_extension(path, kImages))
+        files.push_back(path.string());
+      else
+        ++others[folder                 ? "folder"
+                 : path.has_extension() ? lower(path.extension().string())
+                                        : "no extension"];
+    }
+    for (const auto& [kind, n] : others)
+      skipped_note += concat(skipped_note.empty() ? "note: skipped in " + given + ": " : ", ", n, " ", kind);
+    std::ranges::sort(files, [](const std::string& a, const std::string& b) {  // 2.jpg before 10.jpg
+      return ::strverscmp(a.c_str(), b.c_str()) < 0;
+    });
+    check(!files.empty(), "--source ", given, " contains no images (.jpg .jpeg .png .bmp .webp .tif .tiff)",
+          others.count("folder") ? "; give one of its folders" : "");
+  }
+
+  void open_video() {
+    cv::utils::logging::setLogLevel(cv::utils::logging::LOG_LEVEL_SILENT);  // the messages below say more
+    setenv("OPENCV_FFMPEG_LOGLEVEL", "-8", /*overwrite=*/0);
+    const bool number = given.find_first_not_of("0123456789") == std::string::npos && given.size() < 4;
+    const bool device = number || given.starts_with("/dev/");
+    check(device || is_url(given) || is_file(given), "--source ", given, " ", why_missing(given));
+    try {
+      video = number ? capture.open(std::stoi(given)) : capture.open(given);
+    } catch (const cv::Exception&) {}
+    check(video, "--source ", given,
+          device ? ": there is no such camera, or another program uses it; ls /dev/video* lists the cameras"
+          : is_url(given) ? " cannot be opened; is the URL right, and is the stream running?"
+                          : " is neither an image nor a video that OpenCV can read");
+    count = device ? 0 : int64_t(std::max(0.0, capture.get(cv::CAP_PROP_FRAME_COUNT)));
+    live = count == 0 && !is_file(given);  // a stream in a file may not have its length
+    const double rate = capture.get(cv::CAP_PROP_FPS);
+    if (rate > 0 && rate <= 240) fps = rate;
+    stem = number ? "camera" + given : fs::path(without_query(given)).stem().string();
+    if (stem.empty()) stem = "stream";
+  }
+
+  // Returns up to n frames; none after the end.
+  std::vector<Frame> next(int64_t n) {
+    std::vector<Frame> frames;
+    if (video) {
+      for (Frame frame; int64_t(frames.size()) < n && read_video(frame);) frames.push_back(frame);
+      return frames;
+    }
+    frames.resize(size_t(std::min(n, count - position)));
+    parallel_for(int64_t(frames.size()), [&](int64_t i) {
+      frames[i] = read_frame(files[position + i], position + i, given == "shapes");
+    });
+    position += int64_t(frames.size());
     return frames;
   }
-  frames.resize(size_t(std::min(n, count - position)));
-  parallel_for(int64_t(frames.size()), [&](int64_t i) {
-    frames[i] = read_frame(files[position + i], position + i, given == "shapes");
-  });
-  position += int64_t(frames.size());
-  return frames;
-}
 
-// ---- videos
-
-void FrameSource::open_video() {
-  cv::utils::logging::setLogLevel(cv::utils::logging::LOG_LEVEL_SILENT);  // the messages below say more
-  setenv("OPENCV_FFMPEG_LOGLEVEL", "-8", /*overwrite=*/0);
-  const bool number = given.find_first_not_of("0123456789") == std::string::npos && given.size() < 4;
-  const bool device = number || given.starts_with("/dev/");
-  check(device || is_url(given) || is_file(given), "--source ", given, " ", why_missing(given));
-  try {
-    video = number ? capture.open(std::stoi(given)) : capture.open(given);
-  } catch (const cv::Exception&) {}
-  check(video, "--source ", given,
-        device ? ": there is no such camera, or another program uses it; ls /dev/video* lists the cameras"
-        : is_url(given) ? " cannot be opened; is the URL right, and is the stream running?"
-                        : " is neither an image nor a video that OpenCV can read");
-  count = device ? 0 : int64_t(std::max(0.0, capture.get(cv::CAP_PROP_FRAME_COUNT)));
-  live = count == 0 && !is_file(given);  // a stream in a file may not have its length
-  const double rate = capture.get(cv::CAP_PROP_FPS);
-  if (rate > 0 && rate <= 240) fps = rate;
-  stem = number ? "camera" + given : fs::path(without_query(given)).stem().string();
-  if (stem.empty()) stem = "stream";
-}
-
-bool FrameSource::read_video(Frame& frame) {
-  cv::Mat image;
-  // A frame of a camera that is there at once has waited while the last one was processed. It is dropped, so
-  // that the results do not lag behind. The first frame is kept, because a URL of an image has no other.
-  for (int dropped = 0;; ++dropped) {
-    const double asked = now();
-    if (!capture.grab()) return false;
-    ++position;
-    if (!live || position == 1 || now() - asked > 0.5 / fps || dropped > fps) break;
+  bool read_video(Frame& frame) {
+    cv::Mat image;
+    // A frame of a camera that is there at once has waited while the last one was processed. It is dropped,
+    // so that the results do not lag behind. The first frame is kept, because a URL of an image has no other.
+    for (int dropped = 0;; ++dropped) {
+      const double asked = now();
+      if (!capture.grab()) return false;
+      ++position;
+      if (!live || position == 1 || now() - asked > 0.5 / fps || dropped > fps) break;
+    }
+    if (!capture.retrieve(image) || image.empty()) return false;
+    if (began == 0) began = now();
+    const int64_t n = position - 1;
+    frame = {given, stem + formatted("_%06lld.jpg", static_cast<long long>(n)), n,
+             live ? now() - began : double(n) / fps, image};
+    return true;
   }
-  if (!capture.retrieve(image) || image.empty()) return false;
-  if (began == 0) began = now();
-  const int64_t n = position - 1;
-  frame = {given, stem + formatted("_%06lld.jpg", static_cast<long long>(n)),
-           n,     live ? now() - began : double(n) / fps,
-           image, ""};
-  return true;
-}
+};
 
 // Output video. The codec is H.264, or MJPEG, which OpenCV itself writes, if this OpenCV has no H.264.
 struct VideoFile {
