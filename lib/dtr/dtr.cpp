@@ -333,10 +333,19 @@ void Dtr::rematerialise(Record& r) {
     const auto cell = result.cell.lock();
     if (!cell || cell->resident()) continue;
     const Tensor& t = returned.at(result.index);
+    const StoragePtr storage = dtr_detail::share(dtr_detail::storage_of(t));
     check(t.sizes() == result.layout.sizes() && t.strides() == result.layout.strides() &&
-              t.storage_offset() == result.layout.storage_offset(),
+              t.storage_offset() == result.layout.storage_offset() &&
+              int64_t(storage->nbytes()) == cell->bytes,
           "DTR: ", r.operation.schema().name(), ", repeated, returned a result with another memory layout");
-    attach_memory(*cell, dtr_detail::share(dtr_detail::storage_of(t)));
+    if (const auto of_program = cell->program.lock()) {
+      of_program->set_data_ptr_noswap(std::move(storage->_mutable_data_ptr_no_checks()));
+      cell->evicted = false;
+    } else {
+      cell->held_memory = storage;
+    }
+    cell->last_access = clock();
+    cell->enter(evictable);
   }
   ++done.rematerialisations;
   done.remat_cost += r.cost;
@@ -346,19 +355,6 @@ void Dtr::rematerialise(Record& r) {
     limit = 1.2 * limit;
     cost_at_last_raise = done.remat_cost;
   }
-}
-
-void Dtr::attach_memory(Cell& cell, const StoragePtr& storage) {
-  check(int64_t(storage->nbytes()) == cell.bytes,
-        "DTR: a repeated operation returned a result of another size");
-  if (const auto of_program = cell.program.lock()) {
-    of_program->set_data_ptr_noswap(std::move(storage->_mutable_data_ptr_no_checks()));
-    cell.evicted = false;
-  } else {
-    cell.held_memory = storage;
-  }
-  cell.last_access = clock();
-  cell.enter(evictable);
 }
 
 void Dtr::compute(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, c10::ArrayRef<IValue> given,

@@ -248,11 +248,9 @@ class Dtr {
   void make_resident(Cell& cell);
   // Rematerialises a cell and locks it.
   void use(Cell& cell, Locks& locks);
-  // Repeats an operation whose arguments are resident, and gives its evicted results their memory back.
+  // Repeats an operation whose arguments are resident. Moves the memory of its evicted results into the
+  // program's storages, or into the cells of those that the program has freed.
   void rematerialise(Record& r);
-  // Moves the memory of `storage` into the program's storage of the cell, or into the cell if the program has
-  // freed its storage.
-  void attach_memory(Cell& cell, const StoragePtr& storage);
 
   // ---- an operation
 
