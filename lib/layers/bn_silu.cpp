@@ -177,23 +177,6 @@ std::vector<double> sum_rows(int64_t total, int64_t channels, const Rows& rows) 
   return sums;
 }
 
-// Replaces means, biased variances and count of this rank by those over all ranks.
-static void merge_moments(std::vector<double>& means, std::vector<double>& variances, double& count,
-                          const CollectivesPtr& over) {
-  const size_t channels = means.size();
-  const Tensor sums = torch::empty({int64_t(2 * channels + 1)}, torch::kDouble);
-  double* s = sums.data_ptr<double>();
-  for (size_t c = 0; c < channels; ++c) {
-    s[c] = count * means[c];
-    s[channels + c] = count * (variances[c] + means[c] * means[c]);
-  }
-  s[2 * channels] = count;
-  const auto all = sync_bn_detail::all_reduce_moments(sums, over);
-  count = all.count.item<double>();
-  std::copy_n(all.mean.data_ptr<double>(), channels, means.begin());
-  std::copy_n(all.variance.data_ptr<double>(), channels, variances.begin());
-}
-
 // Calls run(T()) with the type of the elements of x in memory.
 template <class Run>
 void with_type_of(const Tensor& x, const Run& run) {
@@ -226,14 +209,18 @@ static std::tuple<Tensor, Tensor> statistics(const Tensor& x, const Tensor& weig
       stats_rows(in + first * channels, count, channels, centre.data(), s, s + channels);
     });
   });
-  std::vector<double> means(channels), variances(channels);
+  const auto zeros = torch::zeros({channels}, torch::kDouble);
+  sync_bn_detail::Moments m{zeros, zeros.clone(), torch::full({1}, double(rows), torch::kDouble)};
   for (int64_t c = 0; c < channels && rows > 0; ++c) {
     const double d = sums[c] / rows;
-    means[c] = centre[c] + d;
-    variances[c] = std::max(0.0, sums[channels + c] / rows - d * d);
+    m.mean.data_ptr<double>()[c] = centre[c] + d;
+    m.variance.data_ptr<double>()[c] = std::max(0.0, sums[channels + c] / rows - d * d);
   }
-  double count = double(rows);
-  if (over) merge_moments(means, variances, count, *over);
+  if (over)
+    m = sync_bn_detail::all_reduce_moments(
+        torch::cat({m.count * m.mean, m.count * (m.variance + m.mean * m.mean), m.count}), *over);
+  const double *means = m.mean.const_data_ptr<double>(), *variances = m.variance.const_data_ptr<double>(),
+               count = *m.count.const_data_ptr<double>();
   const Tensor saved = torch::empty({4, channels}, weight.options());
   float *mean = saved.data_ptr<float>(), *inverse = mean + channels, *scale = inverse + channels,
         *offset = scale + channels;
@@ -248,7 +235,7 @@ static std::tuple<Tensor, Tensor> statistics(const Tensor& x, const Tensor& weig
     run_var[c] =
         float((1 - momentum) * run_var[c] + momentum * variances[c] * count / std::max(1.0, count - 1));
   }
-  return {saved, torch::full({1}, count, torch::kDouble)};
+  return {saved, m.count};
 }
 
 // Returns silu(bn(x)). saved: [4, C] from statistics().
