@@ -44,10 +44,6 @@ using Ints = std::vector<int64_t>;
 using Value = std::string;  // name of a value in the graph
 using Attribute = std::pair<std::string, std::variant<int64_t, double, Ints, std::string>>;  // name, value
 
-onnx::Tensor::Type onnx_type(torch::ScalarType type) {
-  return type == torch::kLong ? onnx::Tensor::INT64 : onnx::Tensor::FLOAT;
-}
-
 struct GraphBuilder {
   ExportSettings settings;
   onnx::Model file = {};
@@ -90,7 +86,7 @@ struct GraphBuilder {
     if (name.empty()) name = concat("constant_", graph.initializer_size());
     auto& t = *graph.add_initializer();
     t.set_name(name);
-    t.set_data_type(onnx_type(tensor.scalar_type()));
+    t.set_data_type(tensor.scalar_type() == torch::kLong ? onnx::Tensor::INT64 : onnx::Tensor::FLOAT);
     t.mutable_dims()->Assign(tensor.sizes().begin(), tensor.sizes().end());
     const Tensor flat = tensor.contiguous();
     t.set_raw_data(flat.data_ptr(), flat.nbytes());
@@ -100,9 +96,7 @@ struct GraphBuilder {
   Value floats(const std::vector<float>& list) { return constant(torch::tensor(list)); }
   Value index(int64_t number) { return constant(torch::scalar_tensor(number, torch::kLong)); }
 
-  Value cast(const Value& x, torch::ScalarType type) {
-    return add("Cast", {x}, {{"to", int64_t(onnx_type(type))}});
-  }
+  Value to_float(const Value& x) { return add("Cast", {x}, {{"to", int64_t{onnx::Tensor::FLOAT}}}); }
 };
 
 // Writes the operators of a traced network as ONNX nodes, one after the other.
@@ -322,7 +316,7 @@ Value add_box_decoding(GraphBuilder& g, const Raw& raw) {
       const auto positions = [&](int64_t dim, const Ints& shape) {
         const Value count = g.add("Gather", {cells, g.index(dim)});
         const Value line = g.add("Reshape", {g.add("Range", {g.index(0), count, g.index(1)}), g.ints(shape)});
-        const Value all = g.cast(g.add("Expand", {line, cells}), torch::kFloat);
+        const Value all = g.to_float(g.add("Expand", {line, cells}));
         return g.add("Reshape", {all, g.ints({1, -1, 1})});
       };
       const Value x = positions(1, {1, -1}), y = positions(0, {-1, 1});
@@ -375,7 +369,7 @@ void add_nms(GraphBuilder& g, const Value& decoded, int64_t classes) {
   const Value rows = g.add("Concat", {g.add("Sub", {centre, half}), g.add("Add", {centre, half}), score},
                            {{"axis", 2}});  // [B, A, 5]
   const Value where = g.add("Gather", {chosen, g.ints({0, 2})}, {{"axis", 1}});
-  const Value numbers = g.cast(chosen, torch::kFloat);
+  const Value numbers = g.to_float(chosen);
   const auto column = [&](int64_t index) {  // [D, 1]
     return g.add("Gather", {numbers, g.ints({index})}, {{"axis", 1}});
   };
