@@ -7,6 +7,7 @@
 // B: batch size. C: channels or classes. H, W: height and width in pixels, multiples of 32. A: anchor points,
 // one per cell of the strides s of the head (sum of HW/s^2), ordered by level, row, column.
 #pragma once
+#include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -489,8 +490,8 @@ inline void fuse_batch_norms(nn::Module& model) {
     nn::Conv2d conv(nn::Conv2dOptions(old.in_channels(), old.out_channels(), old.kernel_size())
                         .stride(old.stride())
                         .padding(old.padding())
-                        .groups(old.groups()));
                         .dilation(old.dilation())
+                        .groups(old.groups()));
     conv->weight.set_data(weight);
     conv->bias.set_data(bias);
     block->conv = block->replace_module("conv", conv);
@@ -543,16 +544,15 @@ inline std::vector<Tensor> postprocess(const Tensor& decoded, double conf, doubl
   const Tensor half = decoded.slice(-1, 2, 4) / 2, centre = decoded.slice(-1, 0, 2);
   const std::vector<Tensor> columns = {centre - half, centre + half, decoded.slice(-1, 4, 5), class_score,
                                        class_id.to(decoded.dtype())};
-  const Tensor rows = torch::cat(columns, -1),
-               keep = rows.select(-1, 4) * rows.select(-1, 5) >= conf;  // [B, A, 7]
-  const auto on_host = [&](const Tensor& of_image, const Tensor& kept) {
-    const Tensor d = of_image.index({kept}).to(torch::kFloat);
-    const Tensor score = d.select(1, 4) * d.select(1, 5);
-    return d.index_select(0, nms(d.slice(1, 0, 4), score, d.select(1, 6), nms_threshold));
-  };
-  if (rows.is_cuda()) return nms_on_gpu(rows, keep, nms_threshold, on_host);
-  std::vector<Tensor> detections;
-  for (int64_t b = 0; b < decoded.size(0); ++b) detections.push_back(on_host(rows[b], keep[b]));
+  const Tensor rows = torch::cat(columns, -1).cpu(),
+               keep = rows.select(-1, 4) * rows.select(-1, 5) >= conf;  // [B, A, 7], [B, A]
+  std::vector<Tensor> detections(size_t(rows.size(0)));
+  at::parallel_for(0, rows.size(0), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      const Tensor d = rows[b].index({keep[b]}).to(torch::kFloat), score = d.select(1, 4) * d.select(1, 5);
+      detections[b] = d.index_select(0, nms(d.slice(1, 0, 4), score, d.select(1, 6), nms_threshold));
+    }
+  });
   return detections;
 }
 
