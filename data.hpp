@@ -70,23 +70,31 @@ class TrainingOrder {
   std::map<int64_t, std::vector<int64_t>> epochs;  // the latest two, because a batch may span them
 };
 
+// Settings of the stream of batches.
+struct BatchSettings {
+  AugmentConfig augment = {};
+  bool augmented = true;     // false: letterbox only
+  bool check_boxes = false;  // check the boxes before they are copied to the device
+  int64_t seed = 0;
+  int workers = 1;
+  int64_t batch = 1, ranks = 1;  // total batch size; its shares differ by at most one image between ranks
+  int64_t iters = 0, mosaic_iters = 0;  // of the run; the first mosaic_iters have mosaic and MixUp
+};
+
 // Makes the training items. A batch may span two epochs, so that every batch is full. An unreadable image is
 // added to data.problems and replaced by the next image. Several threads may call it; copies share the order.
 struct TrainingItems {
   const Dataset& data;
-  uint64_t seed;
-  AugmentConfig augment;
-  bool augmented;             // false: letterbox only
-  int64_t mosaic_positions;   // mosaic and MixUp are on at this many first positions of the stream
-  bool checks_boxes = false;  // see check_boxes()
-  std::shared_ptr<TrainingOrder> order = std::make_shared<TrainingOrder>(int64_t(data.records.size()), seed);
+  BatchSettings s;
+  std::shared_ptr<TrainingOrder> order =
+      std::make_shared<TrainingOrder>(int64_t(data.records.size()), uint64_t(s.seed));
 
   Item operator()(int64_t position, Image& image) const {
     const int64_t n = data.records.size(), index = order->index_at(position);
     SampleDraw draw{size_t(index), {}, {}};
-    if (augmented) {
-      Rng rng(seed, position / n, index);
-      draw = draw_sample(rng, augment, n, index, image.size(), position < mosaic_positions);
+    if (s.augmented) {
+      Rng rng(uint64_t(s.seed), position / n, index);
+      draw = draw_sample(rng, s.augment, n, index, image.size(), position < s.mosaic_iters * s.batch);
     }
     Sample sample{image, {}};
     try {
@@ -100,7 +108,7 @@ struct TrainingItems {
           "compose() must draw into sample.image, not replace it; copy the pixels: "
           "result.copyTo(sample.image)");
     const Item item{std::move(sample.boxes), index};
-    if (checks_boxes) check_boxes(item, image, data);
+    if (s.check_boxes) check_boxes(item, image, data);
     return item;
   }
 };
@@ -134,16 +142,6 @@ inline std::string image_names(const Batch& batch) {
   return listed(names, 64);
 }
 
-// Settings of the stream of batches.
-struct BatchSettings {
-  AugmentConfig augment;
-  bool augmented, check_boxes;  // augment the images; check the boxes before they are copied to the device
-  int64_t seed;
-  int workers;
-  int64_t batch, ranks;         // total batch size; its shares differ by at most one image between ranks
-  int64_t iters, mosaic_iters;  // of the run; the first mosaic_iters iterations have mosaic and MixUp
-};
-
 // Stream of training batches of one rank. Not thread-safe.
 class Batches {
  public:
@@ -151,17 +149,16 @@ class Batches {
   // that the stream begins with, counted from 0. `data` must outlive this object.
   Batches(const Dataset& data, const BatchSettings& s, int rank, ImageSize size, torch::Device device,
           int64_t first)
-      : loader(items_of(data, s), first * s.batch + share_begin(s, rank), s.iters * s.batch,
+      : loader(TrainingItems{data, s}, first * s.batch + share_begin(s, rank), s.iters * s.batch,
                int(share_begin(s, rank + 1) - share_begin(s, rank)), {size.width, size.height}, s.workers,
-               device.is_cuda(), /*stride=*/s.batch),
-        batches(loader, device),
+               device, /*stride=*/s.batch),
         data(data) {}
 
   // Returns the next batch, on the device. Throws the exception of a worker thread that failed.
   Batch next() {
     RECORD_USER_SCOPE("data");
     const double start = now();
-    Batch batch = batches.next();
+    Batch batch = loader.next();
     waited += now() - start;
     batch.data = &data;
     return batch;
@@ -171,14 +168,10 @@ class Batches {
   double reset_waiting_time() { return std::exchange(waited, 0.0); }
 
  private:
-  static TrainingItems items_of(const Dataset& data, const BatchSettings& s) {
-    return {data, uint64_t(s.seed), s.augment, s.augmented, s.mosaic_iters * s.batch, s.check_boxes};
-  }
   // Returns the position in a batch at which the share of a rank begins.
   static int64_t share_begin(const BatchSettings& s, int rank) { return s.batch * rank / s.ranks; }
 
   Loader loader;
-  DeviceLoader batches;
   const Dataset& data;
   double waited = 0;  // seconds
 };

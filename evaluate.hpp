@@ -179,10 +179,9 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
     wait_for_gpu();
     seconds += now() - std::exchange(stage_start, now());
   };
-  Loader loader(evaluation_items(data), from, to, s.batch, size, s.workers, s.device.is_cuda());
-  DeviceLoader batches(loader, s.device);
+  Loader loader(evaluation_items(data), from, to, s.batch, size, s.workers, s.device);
   for (int64_t at = from, k = 0; at < to; ++k) {
-    const Batch batch = batches.next();
+    const Batch batch = loader.next();
     if (s.measure_times && k == 0) model(preprocess(batch.images, s.legacy).to(type));  // the first is slow
     const int64_t count = batch.images.size(0);
     wait_for_gpu();

@@ -56,7 +56,8 @@ int main(int argc, char** argv) {
   double took = 0;
   {
     const int64_t always = int64_t{1} << 40;
-    Loader loader(TrainingItems{data, 0, config, true, always}, 0, always, batch, size, threads, false);
+    Loader loader(TrainingItems{data, {.augment = config, .mosaic_iters = always}}, 0, always, batch, size,
+                  threads, torch::kCPU);
     for (int i = 0; i < 4; ++i) loader.next();
     const double start = now();
     for (; took < seconds; took = now() - start) images += loader.next().images.size(0);

@@ -29,13 +29,9 @@ inline Loader::Make noise(int side, int objects) {
 }
 
 // Square batches on the device.
-struct GpuBatches {
-  Loader loader;
-  DeviceLoader device_loader;
-
+struct GpuBatches : Loader {
   GpuBatches(const Loader::Make& make, int side, int64_t images, int batch = 2, torch::Device device = kGpu)
-      : loader(make, 0, images, batch, {side, side}, 2, device.is_cuda()), device_loader(loader, device) {}
-  Batch next() { return device_loader.next(); }
+      : Loader(make, 0, images, batch, {side, side}, 2, device) {}
 };
 
 // Cases that use the CUDA kernels of bn_silu().

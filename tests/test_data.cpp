@@ -42,7 +42,7 @@ Dataset dataset(const std::string& json) { return load_dataset(read_sources({jso
 // Returns all batches of a loader, in order.
 std::vector<Batch> batches(const Loader::Make& make, int64_t first, int64_t end, int batch, cv::Size size,
                            int threads) {
-  Loader loader(make, first, end, batch, size, threads, false);
+  Loader loader(make, first, end, batch, size, threads, torch::kCPU);
   std::vector<Batch> all;
   for (int64_t at = first; at < end; at += batch) all.push_back(loader.next());
   return all;
@@ -59,12 +59,10 @@ bool same(const std::vector<Batch>& a, const std::vector<Batch>& b) {
 constexpr int64_t kAlways = int64_t{1} << 40;
 
 Loader::Make augmented_items(const Dataset& data, uint64_t seed) {
-  return TrainingItems{data, seed, AugmentConfig(), /*augmented=*/true, kAlways};
+  return TrainingItems{data, {.seed = int64_t(seed), .mosaic_iters = kAlways}};
 }
 
-Loader::Make plain_items(const Dataset& data) {
-  return TrainingItems{data, 0, AugmentConfig(), /*augmented=*/false, kAlways};
-}
+Loader::Make plain_items(const Dataset& data) { return TrainingItems{data, {.augmented = false}}; }
 
 }  // namespace
 
@@ -356,7 +354,7 @@ const RandomSet& random_set() {
 }
 const cv::Size kInput{96, 64};
 std::vector<Batch> training_batches(const Dataset& data, int threads = 2) {
-  return batches(TrainingItems{data, 5, AugmentConfig(), true, 48}, 0, 60, 10, kInput, threads);
+  return batches(TrainingItems{data, {.seed = 5, .mosaic_iters = 48}}, 0, 60, 10, kInput, threads);
 }
 
 }  // namespace
@@ -504,7 +502,7 @@ TEST_CASE("loader: threads live as long as the loader; memory, files and threads
   };
   const auto before = threads_at_rest();
   {
-    Loader loader(augmented_items(data, 0), 0, 20 * 6, 2, {64, 64}, 3, false);
+    Loader loader(augmented_items(data, 0), 0, 20 * 6, 2, {64, 64}, 3, torch::kCPU);
     std::set<std::string> threads, files;
     double memory = 0;
     for (int epoch = 0; epoch < 20; ++epoch) {
@@ -577,14 +575,14 @@ TEST_CASE("loader: next() throws the exception of a worker, and nothing hangs" *
     return Item{{}, position};
   };
   for (const int threads : {1, 4}) {
-    Loader loader(make, 0, 12, 2, {32, 32}, threads, false);
+    Loader loader(make, 0, 12, 2, {32, 32}, threads, torch::kCPU);
     CHECK(loader.next().indices == std::vector<int64_t>{0, 1});
     CHECK(loader.next().indices == std::vector<int64_t>{2, 3});
     CHECK(error_of([&] { loader.next(); }) == "bad_5.jpg cannot be read");
     CHECK(loader.next().indices == std::vector<int64_t>{6, 7});
   }
-  Loader unused(make, 0, 1000, 2, {32, 32}, 3, false);  // destroyed while workers are busy
-  Loader empty(make, 0, 0, 2, {32, 32}, 3, false);
+  Loader unused(make, 0, 1000, 2, {32, 32}, 3, torch::kCPU);  // destroyed while workers are busy
+  Loader empty(make, 0, 0, 2, {32, 32}, 3, torch::kCPU);
   CHECK_HAS(error_of([&] { empty.next(); }), "after the last batch");
   // The message of an error in a library names the image.
   Dataset data;
@@ -607,7 +605,7 @@ TEST_CASE("loader: the same threads work in all epochs, and there is no pause be
     image.setTo(cv::Scalar::all(1));
     return Item{{}, position};
   };
-  Loader loader(make, 0, 20 * 8, 2, {32, 32}, 3, false);  // 20 epochs of 8 images
+  Loader loader(make, 0, 20 * 8, 2, {32, 32}, 3, torch::kCPU);  // 20 epochs of 8 images
   for (int64_t batch = 0; batch < 80; ++batch) {
     CHECK(loader.next().indices == std::vector<int64_t>{2 * batch, 2 * batch + 1});
     // At the end of an epoch the first batch of the next one is already prepared.
@@ -733,7 +731,7 @@ TEST_CASE("loader: starts at most as many threads as images can be in progress" 
         while (!go) std::this_thread::yield();
         return Item();
       },
-      0, 100, 2, {32, 32}, /*threads=*/50, false);
+      0, 100, 2, {32, 32}, /*threads=*/50, torch::kCPU);
   CHECK(entries_of("/proc/self/task").size() == before + 6);
   go = true;
 }

@@ -367,15 +367,14 @@ GPU_TEST("gpu: if there is no pinned memory, the loader makes the same batches w
   simulated_cuda::refuse_pinned_memory(true);
   const AtEnd accepted([] { simulated_cuda::refuse_pinned_memory(false); });
   GpuBatches batches(noise(64, 3), 64, 12);
-  CHECK_FALSE(batches.loader.is_pinned());
-  Loader plain(noise(64, 3), 0, 12, 2, {64, 64}, 2, false);
+  Loader plain(noise(64, 3), 0, 12, 2, {64, 64}, 2, torch::kCPU);
   for (int i = 0; i < 6; ++i) CHECK(torch::equal(batches.next().images.cpu(), plain.next().images));
 }
 #endif
 
 GPU_TEST("gpu: batches stay intact while both streams are busy") {
   GpuBatches batches(noise(64, 3), 64, 24);
-  Loader plain(noise(64, 3), 0, 24, 2, {64, 64}, 2, false);
+  Loader plain(noise(64, 3), 0, 24, 2, {64, 64}, 2, torch::kCPU);
   const Tensor x = torch::rand({kSimulated ? 16 : 4096, kSimulated ? 16 : 4096}, kGpu);
   const auto busy = [&] {
     for (int i = 0; i < 30; ++i) x.mm(x);

@@ -12,15 +12,16 @@
 
 namespace yolox {
 
-Loader::Loader(Make make, int64_t first, int64_t end, int batch, cv::Size size, int threads, bool pinned,
-               int64_t stride)
+Loader::Loader(Make make, int64_t first, int64_t end, int batch, cv::Size size, int threads,
+               torch::Device device, int64_t stride)
     : make(std::move(make)),
       position(first),
       end(end),
       stride(stride ? stride : batch),
       batch(batch),
       size(size),
-      pinned(pinned) {
+      device(device),
+      pinned(device.is_cuda()) {
   start_batches();
   start_workers(workers, int(std::clamp<int64_t>(threads, 1, int64_t(kAhead) * batch)),
                 [this](const std::stop_token& stop) { work(stop); });
@@ -36,9 +37,8 @@ bool Loader::ready() {
   return !pending.empty() && pending.front()->missing == 0;
 }
 
-Batch Loader::next() {
+Batch Loader::next_on_host() {
   std::unique_lock lock(mutex);
-  start_batches();
   check(!pending.empty(), "next() was called after the last batch of the data loader");
   const auto first = pending.front();
   const WaitsFor data("the data loader");
@@ -46,9 +46,15 @@ Batch Loader::next() {
   pending.pop_front();
   start_batches();
   lock.unlock();
-  has_work.notify_all();
   if (first->error) std::rethrow_exception(first->error);
-  Batch out{first->images, make_targets(first->boxes), first->indices, first->scales};
+  Batch out{first->images, {}, {}, {}};
+  std::vector<std::vector<Box>> boxes;
+  for (Item& item : first->items) {
+    boxes.push_back(std::move(item.boxes));
+    out.indices.push_back(item.index);
+    out.scales.push_back(item.scale);
+  }
+  out.targets = make_targets(boxes);
   return out;
 }
 
@@ -64,9 +70,7 @@ void Loader::start_batches() {
       pinned = false;
       p->images = torch::empty(shape, torch::kByte);
     }
-    p->boxes.resize(n);
-    p->indices.resize(n);
-    p->scales.resize(n);
+    p->items.resize(n);
     p->first = position;
     p->missing = n;
     pending.push_back(p);
@@ -76,7 +80,7 @@ void Loader::start_batches() {
 }
 
 void Loader::work(const std::stop_token& stop) {
-  const auto has_free = [](const auto& p) { return p->taken < p->boxes.size(); };
+  const auto has_free = [](const auto& p) { return p->taken < p->items.size(); };
   const auto any_free = [&] { return std::ranges::any_of(pending, has_free); };
   std::unique_lock lock(mutex);
   while (has_work.wait(lock, stop, any_free) && !stop.stop_requested()) {
@@ -87,10 +91,7 @@ void Loader::work(const std::stop_token& stop) {
     try {
       const size_t bytes = size_t(size.area()) * 3;
       Image image(cv::Mat(size, CV_8UC3, p->images.data_ptr<uint8_t>() + slot * bytes));
-      Item item = make(p->first + slot, image);
-      p->boxes[slot] = std::move(item.boxes);
-      p->indices[slot] = item.index;
-      p->scales[slot] = item.scale;
+      p->items[slot] = make(p->first + slot, image);
     } catch (...) {
       error = std::current_exception();
     }
@@ -100,34 +101,36 @@ void Loader::work(const std::stop_token& stop) {
   }
 }
 
-Batch DeviceLoader::next() {
-  if (device.is_cpu()) return loader.next();
-  PendingCopy sent = ahead ? std::move(*ahead) : start_copy(loader.next());
+// Returns the tensors of a batch that are on the device.
+static std::vector<Tensor*> tensors_of(Batch& batch) {
+  Targets& t = batch.targets;
+  std::vector<Tensor*> tensors{&batch.images, &t.boxes, &t.classes, &t.device_counts};
+  if (t.ignored.defined()) tensors.push_back(&t.ignored);
+  return tensors;
+}
+
+Batch Loader::next() {
+  if (device.is_cpu()) return next_on_host();
+  PendingCopy sent = ahead ? std::move(*ahead) : start_copy();
   ahead.reset();
   const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   sent.copied.block(stream);
-  const Targets& targets = sent.batch.targets;
-  for (const Tensor& t :
-       {sent.batch.images, targets.boxes, targets.classes, targets.device_counts, targets.ignored})
-    if (t.numel() > 0)
-      t.record_stream(stream);  // the allocator must not reuse the memory before this stream has finished
-  if (loader.ready()) ahead = start_copy(loader.next());
+  for (const Tensor* t : tensors_of(sent.batch))
+    if (t->numel() > 0)
+      t->record_stream(stream);  // the allocator must not reuse the memory before this stream has finished
+  if (ready()) ahead = start_copy();
   return std::move(sent.batch);
 }
 
-DeviceLoader::PendingCopy DeviceLoader::start_copy(Batch batch) {
+Loader::PendingCopy Loader::start_copy() {
   // One stream for all loaders, because the memory of a stream is not for others. A process has one device.
   static const c10::Stream side = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+  Batch batch = next_on_host();
   const c10::StreamGuard guard(side);
-  const auto copy = [&](Tensor& t) {
-    if (t.numel() > 0 && !t.is_pinned() && loader.is_pinned()) t = t.pin_memory();
-    t = t.to(device, /*non_blocking=*/true);
-  };
-  copy(batch.images);
-  copy(batch.targets.boxes);
-  copy(batch.targets.classes);
-  copy(batch.targets.device_counts);
-  if (batch.targets.ignored.defined()) copy(batch.targets.ignored);
+  for (Tensor* t : tensors_of(batch)) {
+    if (t->numel() > 0 && pinned && !t->is_pinned()) *t = t->pin_memory();
+    *t = t->to(device, /*non_blocking=*/true);
+  }
   PendingCopy sent{std::move(batch), c10::Event(device.type())};
   sent.copied.record(side);
   return sent;

@@ -19,7 +19,8 @@
 
 namespace yolox {
 
-// Makes batches in advance and returns them in order. The worker threads live as long as the loader.
+// Makes batches in advance and returns them in order, on the device. The worker threads live as long as the
+// loader.
 // make(position, image) writes the pixels of one sample to `image` ([H, W, 3], uninitialised) and returns the
 // Item. Worker threads call it concurrently. Its result must depend on the position only, so that the number
 // of threads does not change the batches. If it throws, next() rethrows the exception for that batch.
@@ -29,20 +30,15 @@ class Loader {
 
   // first, end: the positions are first <= position < end. batch: images per batch; the last batch may be
   // smaller. size: width and height of the images in pixels. threads: worker threads; at most as many as
-  // images can be in progress. pinned: allocate images in pinned memory, if there is enough. stride: distance
-  // between the first positions of two batches, for a rank that loads its part of a larger batch; 0 means
-  // `batch`.
-  Loader(Make make, int64_t first, int64_t end, int batch, cv::Size size, int threads, bool pinned,
+  // images can be in progress. device: of the batches. On a GPU, the next batch is copied from pinned memory,
+  // if there is enough, on a side stream while the current batch is used. stride: distance between the first
+  // positions of two batches, for a rank that loads its part of a larger batch; 0 means `batch`.
+  Loader(Make make, int64_t first, int64_t end, int batch, cv::Size size, int threads, torch::Device device,
          int64_t stride = 0);
   ~Loader();
-  Loader(const Loader&) = delete;
-  Loader& operator=(const Loader&) = delete;
 
-  // Returns true if next() would return without waiting.
+  // Returns true if the workers have finished the batch that follows in memory of the host.
   bool ready();
-
-  // Images are in pinned memory, of which there was enough.
-  bool is_pinned() const { return pinned; }
 
   // Waits for the next batch and returns it. Throws after the last batch, or the exception of make().
   Batch next();
@@ -53,12 +49,16 @@ class Loader {
   // A batch in progress.
   struct PendingBatch {
     Tensor images;
-    std::vector<std::vector<Box>> boxes;
-    std::vector<int64_t> indices;
-    std::vector<Scale> scales;
+    std::vector<Item> items;
     int64_t first;              // position of the first image
     size_t taken = 0, missing;  // images that a worker has started; images that are not finished
     std::exception_ptr error;   // the first exception of make()
+  };
+
+  // A batch whose copy to the device has been started. `copied` is recorded after the copy.
+  struct PendingCopy {
+    Batch batch;
+    c10::Event copied;
   };
 
   // Appends batches to `pending` until there are kAhead. The caller must hold the mutex, except in the
@@ -68,39 +68,25 @@ class Loader {
   // Loop of a worker thread.
   void work(const std::stop_token& stop);
 
+  // Waits for the next batch and returns it in memory of the host.
+  Batch next_on_host();
+
+  // Starts the copy of the next batch on the side stream.
+  PendingCopy start_copy();
+
   const Make make;
   int64_t position;
   const int64_t end, stride;
   const int batch;
   const cv::Size size;
-  bool pinned;
+  const torch::Device device;
+  bool pinned;  // allocate images in pinned memory
+  std::optional<PendingCopy> ahead;
   std::mutex mutex;
   std::condition_variable_any has_work;
   std::condition_variable has_batch;
   std::deque<std::shared_ptr<PendingBatch>> pending;
   std::vector<std::jthread> workers;  // last, because they use the other members until they are joined
-};
-
-// Returns the batches of a loader on the device. On a GPU, the next batch is copied on a side stream while
-// the current batch is used.
-class DeviceLoader {
- public:
-  DeviceLoader(Loader& loader, torch::Device device) : loader(loader), device(device) {}
-
-  Batch next();
-
- private:
-  // A batch whose copy to the device has been started. `copied` is recorded after the copy.
-  struct PendingCopy {
-    Batch batch;
-    c10::Event copied;
-  };
-  // Starts the copy of a batch on the side stream.
-  PendingCopy start_copy(Batch batch);
-
-  Loader& loader;
-  const torch::Device device;
-  std::optional<PendingCopy> ahead;
 };
 
 }  // namespace yolox
