@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -114,6 +113,14 @@ std::shared_ptr<PackedFile> open_packed(const std::string& path) {
 
 // ---- image cache
 
+constexpr const char* kRemedy =
+    "; free some space, use --cache disk with another YOLOX_CACHE_DIR, or leave --cache out";
+
+// Throws with the reason in `errno`.
+static void require(bool done, const std::string& failure) {
+  check(done, failure, ": ", std::strerror(errno), kRemedy);
+}
+
 std::string cache_folder() {
   const char* const names[][2] = {
       {"YOLOX_CACHE_DIR", ""}, {"XDG_CACHE_HOME", "/yolox"}, {"HOME", "/.cache/yolox"}};
@@ -153,13 +160,15 @@ std::vector<cv::Size> ImageCache::level_sizes(size_t i) const {
   return levels;
 }
 
+void ImageCache::check_room(const std::string& place, double free) const {
+  check(bytes() <= free, "no room for the cache in ", place, ": it needs ", short_bytes(bytes()), ", free ",
+        short_bytes(free), kRemedy);
+}
+
 std::string ImageCache::create_in_memory(const Dataset& data, int threads, const Progress& progress) {
-  remedy = "; use --cache disk, which runs share";
-  const double free = free_memory();
-  check(bytes() <= free, "no room for the cache in memory: it needs ", short_bytes(bytes()), ", free ",
-        short_bytes(free), " (10 % of the memory are kept free)", remedy);
+  check_room("memory, of which 10 % are kept free", free_memory());
   fd = memfd_create(name.c_str(), MFD_CLOEXEC);
-  check(fd >= 0, "--cache ram: ", std::strerror(errno), remedy);
+  require(fd >= 0, "--cache ram");
   fill(data, threads, progress);
   return concat("/proc/", getpid(), "/fd/", fd);
 }
@@ -184,25 +193,19 @@ std::string ImageCache::open_on_disk(const std::string& folder, const Dataset& d
     const std::string file = entry.path().filename().string();
     if (file.starts_with(data_name) && !file.starts_with(name)) fs::remove(entry.path(), error);
   }
-  struct stat s {};
-  fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd >= 0 && fstat(fd, &s) == 0 && size_t(s.st_size) == offsets.back()) {
+  if (fs::file_size(path, error) == offsets.back()) {
+    fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    require(fd >= 0, "cannot open " + path);
     map();
     return path;
   }
-  if (fd >= 0) close(fd);
-  remedy = "; free some space, set YOLOX_CACHE_DIR, or leave --cache out";
   // Two processes may write the same file at the same time, because both write the same bytes.
   fd = open(part.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  const bool opened = fd >= 0 && fstat(fd, &s) == 0;
-  check(opened, "cannot write ", part, ": ", std::strerror(errno), remedy);
-  const double free = double(fs::space(folder).available) + 512.0 * double(s.st_blocks);
+  require(fd >= 0, "cannot write " + part);
   try {
-    check(bytes() <= free, "no room for the cache in ", folder, ": it needs ", short_bytes(bytes()),
-          ", free ", short_bytes(free), remedy);
+    check_room(folder, double(fs::space(folder).available));
     fill(data, threads, progress);
-    const bool written = fsync(fd) == 0;
-    check(written, "cannot write the image cache: ", std::strerror(errno), remedy);
+    require(fsync(fd) == 0, "cannot write the image cache");
   } catch (...) {
     fs::remove(part, error);
     throw;
@@ -212,8 +215,7 @@ std::string ImageCache::open_on_disk(const std::string& folder, const Dataset& d
 }
 
 void ImageCache::fill(const Dataset& data, int threads, const Progress& progress) {
-  const bool sized = ftruncate(fd, off_t(offsets.back())) == 0;
-  check(sized, "cannot write the image cache: ", std::strerror(errno), remedy);
+  require(ftruncate(fd, off_t(offsets.back())) == 0, "cannot write the image cache");
   std::mutex mutex;
   size_t done = 0;
   const size_t n = sizes.size();
@@ -248,7 +250,7 @@ void ImageCache::fill(const Dataset& data, int threads, const Progress& progress
 void ImageCache::write(std::string_view bytes, size_t at) const {
   while (!bytes.empty()) {
     const ssize_t n = pwrite(fd, bytes.data(), bytes.size(), off_t(at));
-    check(n > 0, "cannot write the image cache: ", std::strerror(errno), remedy);
+    require(n > 0, "cannot write the image cache");
     bytes.remove_prefix(size_t(n));
     at += size_t(n);
   }
@@ -256,7 +258,7 @@ void ImageCache::write(std::string_view bytes, size_t at) const {
 
 void ImageCache::map() {
   void* mapped = mmap(nullptr, offsets.back(), PROT_READ, MAP_SHARED, fd, 0);
-  check(mapped != MAP_FAILED, "cannot map the image cache: ", std::strerror(errno));
+  require(mapped != MAP_FAILED, "cannot map the image cache");
   memory = static_cast<const char*>(mapped);
 }
 

@@ -32,7 +32,6 @@ class PackedFile {
   // bytes. Throws if it is no LMDB file, is cut off, belongs to another program, or if another process writes
   // it.
   explicit PackedFile(const std::string& path, size_t room = 0);
-  PackedFile(const PackedFile&) = delete;
 
   // Returns the value of a key, or an empty view if the key does not exist.
   std::string_view get(const std::string& key) const;
@@ -103,6 +102,7 @@ class ImageCache {
 
  private:
   std::vector<cv::Size> level_sizes(size_t i) const;
+  void check_room(const std::string& place, double free) const;
   void fill(const Dataset& data, int threads, const Progress& progress);
   void map();
   void write(std::string_view bytes, size_t at) const;
@@ -111,7 +111,6 @@ class ImageCache {
   std::vector<cv::Size> sizes;  // of the original images
   std::vector<size_t> offsets;  // of the pixels of each image, after one byte an image: 1 if it was decoded
   std::string data_name, name;  // of the file: without and with what changes when a file changes
-  std::string remedy;           // end of the message if there is no room
   int fd = -1;
   const char* memory = nullptr;
 };
