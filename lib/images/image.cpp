@@ -34,11 +34,10 @@ static bool transposed(int orientation) { return orientation >= 5; }
 static bool flipped_x(int o) { return o == 2 || o == 3 || o == 6 || o == 7; }
 static bool flipped_y(int o) { return o == 3 || o == 4 || o == 7 || o == 8; }
 
-// Returns the EXIF orientation (1..8) in the payload of an APP1 marker, or 1 if the payload has none. EXIF
-// 2.3, section 4.6.
-static int exif_orientation(std::string_view app1) {
-  if (app1.size() < 14 || app1.substr(0, 6) != std::string_view("Exif\0\0", 6)) return 1;
-  const std::string_view tiff = app1.substr(6);
+// Returns the orientation (1..8) in EXIF data, whose head some WebP files lack, or 1 if it has none.
+// EXIF 2.3, section 4.6.
+static int exif_orientation(std::string_view exif) {
+  const std::string_view tiff = exif.substr(exif.starts_with(std::string_view("Exif\0\0", 6)) ? 6 : 0);
   const bool little = tiff.substr(0, 2) == "II";
   const auto number = [&](size_t at, size_t bytes) {
     uint32_t v = 0;
@@ -56,20 +55,6 @@ static int exif_orientation(std::string_view app1) {
   return 1;
 }
 
-// Returns the EXIF orientation (1..8) of a WebP file, or 1 if it has none.
-static int webp_orientation(std::string_view bytes) {
-  for (size_t at = 12; at + 8 <= bytes.size();) {  // chunks: name, length, payload of an even length
-    const size_t length = read_number<uint32_t>(bytes, at + 4);
-    if (bytes.substr(at, 4) == "EXIF") {
-      const std::string head("Exif\0\0", 6), payload(bytes.substr(at + 8, length));
-      return exif_orientation(payload.starts_with(head) ? payload
-                                                        : head + payload);  // some leave out the head
-    }
-    at += 8 + length + length % 2;
-  }
-  return 1;
-}
-
 static void apply_orientation(cv::Mat& image, int orientation) {
   if (transposed(orientation)) cv::transpose(image, image);
   if (flipped_x(orientation)) cv::flip(image, image, 1);
@@ -78,98 +63,87 @@ static void apply_orientation(cv::Mat& image, int orientation) {
 
 namespace {
 
-// Error manager of libjpeg. Treats the warning about a premature end of file as an error, because libjpeg
-// would fill the rest of the image with grey. Errors call longjmp, so no object with a destructor may be
-// constructed between setjmp and a call of libjpeg.
-struct JpegErrors : jpeg_error_mgr {
+// A JPEG file. Errors call longjmp, so no object with a destructor may be constructed between setjmp and a
+// call of libjpeg.
+struct Jpeg : jpeg_decompress_struct {
+  const std::string& path;
+  jpeg_error_mgr errors;
   std::jmp_buf back;
   char text[JMSG_LENGTH_MAX] = "";
+  int orientation = 1;  // of EXIF
 
-  JpegErrors() {
-    jpeg_std_error(this);
-    error_exit = [](j_common_ptr info) {
-      auto& self = *static_cast<JpegErrors*>(info->err);
-      self.format_message(info, self.text);
+  // Reads the header. Throws ImageError.
+  Jpeg(std::string_view bytes, const std::string& path) : jpeg_decompress_struct{}, path(path) {
+    err = jpeg_std_error(&errors);
+    client_data = this;
+    errors.error_exit = [](j_common_ptr info) {
+      auto& self = *static_cast<Jpeg*>(info->client_data);
+      self.errors.format_message(info, self.text);
       std::longjmp(self.back, 1);
     };
-    emit_message = [](j_common_ptr info, int level) {
-      auto& self = *static_cast<JpegErrors*>(info->err);
-      if (level >= 0 || self.msg_code != JWRN_JPEG_EOF) return;
+    // A premature end is an error, because libjpeg would fill the rest of the image with grey.
+    errors.emit_message = [](j_common_ptr info, int level) {
+      auto& self = *static_cast<Jpeg*>(info->client_data);
+      if (level >= 0 || self.errors.msg_code != JWRN_JPEG_EOF) return;
       std::snprintf(self.text, sizeof self.text, "the file is cut off");
       std::longjmp(self.back, 1);
     };
-  }
-};
-
-struct Decompress : jpeg_decompress_struct {  // the destructor also runs if OpenCV throws
-  explicit Decompress(JpegErrors& errors) : jpeg_decompress_struct{} {
-    err = &errors;
+    if (setjmp(back)) throw_error();
     jpeg_create_decompress(this);
+    jpeg_mem_src(this, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+    jpeg_save_markers(this, JPEG_APP0 + 1, 0xFFFF);
+    jpeg_read_header(this, TRUE);
+    for (auto m = marker_list; m && orientation == 1; m = m->next)
+      orientation = exif_orientation({reinterpret_cast<const char*>(m->data), size_t(m->data_length)});
   }
-  ~Decompress() { jpeg_destroy_decompress(this); }
-};
+  Jpeg(const Jpeg&) = delete;
+  ~Jpeg() { jpeg_destroy_decompress(this); }
 
-// Input and output of read_jpeg(). "Stored" means before EXIF rotation.
-struct Jpeg {
-  // output
-  int width = 0, height = 0, orientation = 1;  // stored size in pixels; EXIF orientation
-  bool four_channels = false;                  // true for CMYK or YCCK, which OpenCV decodes
-  cv::Rect decoded;                            // region in `pixels`, in reduced stored pixels
-  // input
-  int reduction = 1;  // 1, 2, 4 or 8
-  cv::Rect part;      // requested region in stored pixels; empty: read the header only
-  cv::Mat pixels;     // output; its memory is reused if the size fits
+  [[noreturn]] void throw_error() {
+    jpeg_destroy_decompress(this);  // here too, because a constructor that throws is not followed by ~Jpeg()
+    throw ImageError(concat(path, " cannot be decoded: ", text));
+  }
 
+  // Returns the size after EXIF rotation.
   cv::Size upright() const {
-    return transposed(orientation) ? cv::Size(height, width) : cv::Size(width, height);
+    const int w = int(image_width), h = int(image_height);
+    check_image(is_size(w, h), path, " cannot be decoded: the header says ", w, "x", h,
+                ", more than 2^30 pixels");
+    return transposed(orientation) ? cv::Size(h, w) : cv::Size(w, h);
+  }
+
+  // Decodes the region `part`, in pixels before EXIF rotation, at the scale 1 / r (r: 1, 2, 4 or 8). Returns
+  // the region that `pixels` shows, in reduced pixels. A border around it is decoded too and then cut off,
+  // because chroma upsampling at the border needs neighbours. A region has the same bits as in the whole
+  // image, except in a progressive file without its last scans, and with chroma at a quarter of the width.
+  cv::Rect decode(const cv::Rect& part, int r, cv::Mat& pixels) {
+    constexpr int kBorder = 16;  // chroma smoothing reads at most one neighbouring block of 16 pixels
+    if (setjmp(back)) throw_error();
+    out_color_space = JCS_EXT_BGR;
+    scale_num = 1;
+    scale_denom = unsigned(r);
+    jpeg_start_decompress(this);
+    const int width = int(output_width), height = int(output_height);
+    const int x0 = part.x / r, x1 = std::min(width, (part.x + part.width + r - 1) / r);
+    const int y0 = part.y / r, y1 = std::min(height, (part.y + part.height + r - 1) / r);
+    JDIMENSION left = JDIMENSION(std::max(0, x0 - kBorder));
+    JDIMENSION columns = JDIMENSION(std::min(width, x1 + kBorder)) - left;
+    if (int(columns) < width) jpeg_crop_scanline(this, &left, &columns);
+    const int first = std::max(0, y0 - kBorder);
+    if (first > 0) jpeg_skip_scanlines(this, JDIMENSION(first));
+    pixels.create(y1 - first, int(columns), CV_8UC3);
+    for (int y = first; y < y1;) {
+      unsigned char* row = pixels.ptr(y - first);
+      y += int(jpeg_read_scanlines(this, &row, 1));
+    }
+    if (output_scanline == output_height) jpeg_finish_decompress(this);
+    const cv::Rect decoded(x0, y0, x1 - x0, y1 - y0);
+    pixels = pixels(decoded - cv::Point(int(left), first));
+    return decoded;
   }
 };
 
 }  // namespace
-
-// Decodes the header, and the region jpeg.part if requested. Returns an error message, or "" on success. A
-// border around the region is decoded too and then cut off, because chroma upsampling at the border needs
-// neighbours. A region has the same bits as in the whole image, except in a progressive file without its last
-// scans, and with chroma at a quarter of the width.
-static std::string read_jpeg(std::string_view bytes, Jpeg& jpeg) {
-  constexpr int kBorder = 16;  // chroma smoothing reads at most one neighbouring block of 16 pixels
-  JpegErrors errors;
-  Decompress info(errors);
-  if (setjmp(errors.back)) return errors.text;
-  jpeg_mem_src(&info, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
-  jpeg_save_markers(&info, JPEG_APP0 + 1, 0xFFFF);
-  jpeg_read_header(&info, TRUE);
-  for (auto m = info.marker_list; m && jpeg.orientation == 1; m = m->next)
-    jpeg.orientation = exif_orientation({reinterpret_cast<const char*>(m->data), size_t(m->data_length)});
-  jpeg.width = int(info.image_width);
-  jpeg.height = int(info.image_height);
-  jpeg.four_channels = info.num_components == 4;
-  if (!is_size(jpeg.width, jpeg.height))
-    return concat("the header says ", jpeg.width, "x", jpeg.height, ", more than 2^30 pixels");
-  if (!jpeg.part.empty() && !jpeg.four_channels) {
-    info.out_color_space = JCS_EXT_BGR;
-    info.scale_num = 1;
-    info.scale_denom = unsigned(jpeg.reduction);
-    jpeg_start_decompress(&info);
-    const int r = jpeg.reduction, width = int(info.output_width), height = int(info.output_height);
-    const int x0 = jpeg.part.x / r, x1 = std::min(width, (jpeg.part.x + jpeg.part.width + r - 1) / r);
-    const int y0 = jpeg.part.y / r, y1 = std::min(height, (jpeg.part.y + jpeg.part.height + r - 1) / r);
-    JDIMENSION left = JDIMENSION(std::max(0, x0 - kBorder));
-    JDIMENSION columns = JDIMENSION(std::min(width, x1 + kBorder)) - left;
-    if (int(columns) < width) jpeg_crop_scanline(&info, &left, &columns);
-    const int first = std::max(0, y0 - kBorder);
-    if (first > 0) jpeg_skip_scanlines(&info, JDIMENSION(first));
-    jpeg.pixels.create(y1 - first, int(columns), CV_8UC3);
-    for (int y = first; y < y1;) {
-      unsigned char* row = jpeg.pixels.ptr(y - first);
-      y += int(jpeg_read_scanlines(&info, &row, 1));
-    }
-    jpeg.decoded = {x0, y0, x1 - x0, y1 - y0};
-    jpeg.pixels = jpeg.pixels(jpeg.decoded - cv::Point(int(left), first));
-    if (info.output_scanline == info.output_height) jpeg_finish_decompress(&info);
-  }
-  return "";
-}
 
 // Returns true if a PNG or JPEG contains its end marker. In a JPEG the marker must follow the last scan,
 // because the thumbnail in the EXIF data has an end marker, too.
@@ -179,21 +153,21 @@ static bool has_end_marker(std::string_view bytes) {
   return !is_jpeg(bytes) || bytes.find("\xFF\xD9", bytes.rfind("\xFF\xDA")) != std::string_view::npos;
 }
 
+// Remedies if memory runs out.
+constexpr const char* kMemory = "; free memory, give fewer --workers, or make the image smaller";
+
 // Decodes any format that OpenCV supports. Throws ImageError.
 static Image decode_with_opencv(std::string_view bytes, const std::string& path) {
   check_image(has_end_marker(bytes), path, " cannot be decoded: the file is cut off");
-  cv::Mat image;
   // OpenCV before 5 does not rotate a WebP by its EXIF tag.
   const bool webp = bytes.size() >= 12 && bytes.substr(0, 4) == "RIFF" && bytes.substr(8, 4) == "WEBP";
   const int flags = webp ? cv::IMREAD_COLOR | cv::IMREAD_IGNORE_ORIENTATION : cv::IMREAD_COLOR;
-  try {
-    image = cv::imdecode(cv::Mat(1, int(bytes.size()), CV_8U, const_cast<char*>(bytes.data())), flags);
-  } catch (const cv::Exception& e) {
-    if (e.code == cv::Error::StsNoMem) throw;  // decode_region() reports it
-    throw ImageError(concat(path, " cannot be decoded: ", e.err));
-  }
+  cv::Mat image = cv::imdecode(cv::Mat(1, int(bytes.size()), CV_8U, const_cast<char*>(bytes.data())), flags);
   check_image(!image.empty(), path, " cannot be read as an image");
-  if (webp) apply_orientation(image, webp_orientation(bytes));
+  int orientation = 1;
+  for (size_t at = 0; webp && orientation == 1 && (at = bytes.find("EXIF", at)) < bytes.size() - 8; ++at)
+    orientation = exif_orientation(bytes.substr(at + 8));  // after the name and the length of the chunk
+  apply_orientation(image, orientation);
   return image;
 }
 
@@ -204,17 +178,15 @@ std::string read_bytes(const std::string& path, size_t limit) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   check_image(file.good(), path, " cannot be opened");
   const std::streamoff size = file.tellg();
-  check_image(size > 0 && size < (std::streamoff(1) << 40), path,
-              size == 0 ? " is empty" : " is not a regular file");
+  check_image(size > 0, path, " is empty");
   std::string bytes(std::min(size_t(size), limit), '\0');
   file.seekg(0);
   check_image(bool(file.read(bytes.data(), std::streamsize(bytes.size()))), path, " cannot be read");
   return bytes;
 }
 
-// decode_region() without the error of lack of memory.
-static ImageRegion decode_part(std::string_view bytes, const std::string& path, const cv::Rect& part,
-                               double scale, cv::Size expected) {
+ImageRegion decode_region(std::string_view bytes, const std::string& path, const cv::Rect& part, double scale,
+                          cv::Size expected) try {
   int reduction = 1;
   while (reduction < 1 << 12 && scale * reduction <= 0.5) reduction *= 2;
   const auto inside = [&](cv::Size size) {
@@ -227,12 +199,10 @@ static ImageRegion decode_part(std::string_view bytes, const std::string& path, 
   };
   ImageRegion piece;
   if (is_jpeg(bytes)) {
-    Jpeg jpeg;
-    std::string error = read_jpeg(bytes, jpeg);  // the header
-    check_image(error.empty(), path, " cannot be decoded: ", error);
-    if (!jpeg.four_channels) {
-      const int o = jpeg.orientation, r = jpeg.reduction = std::min(reduction, 8);
-      const cv::Size upright = jpeg.upright();
+    Jpeg jpeg(bytes, path);
+    const cv::Size upright = jpeg.upright();
+    if (jpeg.num_components != 4) {  // OpenCV decodes CMYK and YCCK
+      const int o = jpeg.orientation, r = std::min(reduction, 8);
       const auto flip = [&](cv::Rect rect) {
         if (flipped_x(o)) rect.x = upright.width - rect.x - rect.width;
         if (flipped_y(o)) rect.y = upright.height - rect.y - rect.height;
@@ -241,16 +211,15 @@ static ImageRegion decode_part(std::string_view bytes, const std::string& path, 
       const auto transpose = [&](const cv::Rect& rect) {
         return transposed(o) ? cv::Rect(rect.y, rect.x, rect.height, rect.width) : rect;
       };
-      jpeg.part = inside(upright);
+      cv::Rect wanted = inside(upright);
       if (reduction > 8)
-        jpeg.part = {{0, 0}, upright};  // the further reduction must have the same pixel grid for every part
-      jpeg.part = transpose(flip(jpeg.part));
-      error = read_jpeg(bytes, jpeg);
-      check_image(error.empty(), path, " cannot be decoded: ", error);
+        wanted = {{0, 0}, upright};  // the further reduction must have the same pixel grid for every part
+      cv::Mat pixels;
+      const cv::Rect decoded = jpeg.decode(transpose(flip(wanted)), r, pixels);
       // In upright pixels; may exceed the image.
-      const cv::Rect got = flip(transpose({jpeg.decoded.tl() * r, jpeg.decoded.size() * r}));
-      apply_orientation(jpeg.pixels, o);
-      piece = {jpeg.pixels, {1.0 / r, 1.0 / r}, got.tl()};
+      const cv::Rect got = flip(transpose({decoded.tl() * r, decoded.size() * r}));
+      apply_orientation(pixels, o);
+      piece = {pixels, {1.0 / r, 1.0 / r}, got.tl()};
       reduction /= r;
     }
   }
@@ -268,21 +237,10 @@ static ImageRegion decode_part(std::string_view bytes, const std::string& path, 
     piece.scale.y *= 1.0 * to.height / from.height;
   }
   return piece;
-}
-
-ImageRegion decode_region(std::string_view bytes, const std::string& path, const cv::Rect& part, double scale,
-                          cv::Size expected) {
-  std::string cause;
-  try {
-    return decode_part(bytes, path, part, scale, expected);
-  } catch (const cv::Exception& e) {
-    if (e.code != cv::Error::StsNoMem) throw;
-    cause = e.err;
-  } catch (const std::bad_alloc&) {
-    cause = "out of memory";
-  }
-  throw ImageError(concat(path, " cannot be decoded, because there is not enough memory (", cause,
-                          "); free memory, give fewer --workers, or make the image smaller"));
+} catch (const cv::Exception& e) {
+  throw ImageError(concat(path, " cannot be decoded: ", e.err, e.code == cv::Error::StsNoMem ? kMemory : ""));
+} catch (const std::bad_alloc&) {
+  throw ImageError(concat(path, " cannot be decoded: out of memory", kMemory));
 }
 
 DeepRange deep_range(std::string_view bytes, const std::string& path) {
@@ -320,8 +278,9 @@ cv::Size image_size(const std::string& path, DeepRange* deep) {
   for (const size_t limit : {size_t(1) << 12, size_t(1) << 17}) {  // EXIF with a thumbnail needs up to 64 KB
     const std::string head = read_bytes(path, limit);
     if (!is_jpeg(head) || !ends()) break;
-    Jpeg jpeg;
-    if (read_jpeg(head, jpeg).empty() && jpeg.width > 0) return jpeg.upright();
+    try {
+      return Jpeg(head, path).upright();
+    } catch (const ImageError&) {}  // the header is longer, or damaged
   }
   const std::string bytes = read_bytes(path);
   if (deep) *deep = deep_range(bytes, path);

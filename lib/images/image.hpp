@@ -37,9 +37,7 @@ struct Image : cv::Mat_<cv::Vec3b> {
 };
 
 // Scale factors of width and height from an image to its resized copy.
-struct Scale {
-  double x, y;
-};
+using Scale = cv::Point2d;
 
 // A region of an image, possibly at a smaller scale. A position p of the original image (pixel edges:
 // 0..width) is at (p - origin) * scale in `image`.
