@@ -25,7 +25,6 @@
 #include <vector>
 
 #include "base/random.hpp"
-#include "base/text.hpp"
 #include "images/image.hpp"
 #include "images/pixels.hpp"
 
@@ -162,11 +161,9 @@ inline ExtraDraw draw_extra(Rng& rng, const AugmentConfig& c) {
 }
 
 // Draws the random parameters of sample `index` out of n. Depends only on the arguments, not on the contents
-// of the data set. mosaic_phase: false in the last epochs, which have neither mosaic nor MixUp. Throws
-// std::runtime_error if index >= n.
+// of the data set. mosaic_phase: false in the last epochs, which have neither mosaic nor MixUp.
 inline SampleDraw draw_sample(Rng& rng, const AugmentConfig& c, std::size_t n, std::size_t index,
                               cv::Size size, bool mosaic_phase) {
-  check(index < n, "sample index ", index, " is out of range: the data set has ", n, " images");
   SampleDraw d{index, {}, {}, {}};
   if (mosaic_phase && rng.bernoulli(c.mosaic_prob)) {
     d.mosaic = draw_mosaic(rng, c, n, size);
@@ -199,10 +196,7 @@ struct Affine {
   }
   // Returns the composition: first this transformation, then n.
   Affine then(const Affine& n) const {
-    const auto full = [](const cv::Matx23d& a) {
-      return cv::Matx33d(a(0, 0), a(0, 1), a(0, 2), a(1, 0), a(1, 1), a(1, 2), 0, 0, 1);
-    };
-    return {(full(n.m) * full(m)).get_minor<2, 3>(0, 0)};
+    return {n.m * cv::Matx33d(m(0, 0), m(0, 1), m(0, 2), m(1, 0), m(1, 1), m(1, 2), 0, 0, 1)};
   }
   // Returns the axis-aligned bounding box of the transformed rectangle.
   cv::Rect2d bounding_box(const cv::Rect2d& r) const {
@@ -219,8 +213,10 @@ inline Affine inverse(const Affine& map) {
   return {m};
 }
 inline Affine scale_shift(Scale scale, double dx, double dy) { return {{scale.x, 0, dx, 0, scale.y, dy}}; }
-inline Affine mirror(double width) { return {{-1, 0, width, 0, 1, 0}}; }
-inline Affine mirror_vertical(double height) { return {{1, 0, 0, 0, -1, height}}; }
+inline Affine flip(cv::Size2d size, bool horizontal, bool vertical = false) {
+  return {{horizontal ? -1. : 1., 0, horizontal ? size.width : 0, 0, vertical ? -1. : 1.,
+           vertical ? size.height : 0}};
+}
 // Returns the clockwise rotation of an image by quarters of a turn, from image to rotated image.
 inline Affine turn(cv::Size picture, int quarters) {
   const double w = picture.width, h = picture.height;
@@ -318,10 +314,7 @@ inline cv::Rect2d change_pixels(Image& image, const cv::Rect& part, const std::o
 template <class Pictures>
 void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
   const cv::Size size = sample.image.size();
-  const auto flip = [&](cv::Size area) {
-    const Affine horizontal = draw.flip ? mirror(area.width) : Affine{};
-    return draw.extra.flip_vertical ? horizontal.then(mirror_vertical(area.height)) : horizontal;
-  };
+  const auto flipped = [&](cv::Size area) { return flip(area, draw.flip, draw.extra.flip_vertical); };
   const auto turn_picture = [&](std::size_t index) { return turn(pictures.size(index), draw.extra.turns); };
   const auto fitted = [&](std::size_t index) {
     const cv::Size picture = pictures.size(index);
@@ -346,14 +339,14 @@ void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
     place_image(draw.index, sample, [&](std::size_t i) {
       const Fit to = fitted(i);
       without_border = {{0, 0}, to.size};
-      return Placement{turn_picture(i).then(scale_shift(to.scale, 0, 0)).then(flip(to.size)), Affine{},
+      return Placement{turn_picture(i).then(scale_shift(to.scale, 0, 0)).then(flipped(to.size)), Affine{},
                        augment_detail::whole(size)};
     });
   } else {
     // Four images, each letterboxed to `size`, around the mosaic centre on a canvas of twice the size.
     const auto& [centre, others, affine] = *draw.mosaic;
     const std::array<std::size_t, 4> tiles{draw.index, others[0], others[1], others[2]};
-    const Affine canvas_to_sample = Affine{affine_matrix(affine, size)}.then(flip(size));
+    const Affine canvas_to_sample = Affine{affine_matrix(affine, size)}.then(flipped(size));
     for (std::size_t k = 0; k < 4; ++k) {
       place_image(tiles[k], sample, [&, centre = centre](std::size_t i) {
         const Fit to = fitted(i);
@@ -372,13 +365,13 @@ void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
                                     [&](std::size_t i) { return !pictures.boxes(i).empty(); });
     if (found != mix_in.candidates.end()) {
       const cv::Size zoomed = mixup_size(size, mix_in.scale);
-      const Affine canvas_to_sample = (mix_in.flip ? mirror(zoomed.width) : Affine{})
-                                          .then(scale_shift({1, 1}, -mix_in.offset.x, -mix_in.offset.y));
+      const Affine canvas_to_sample =
+          flip(zoomed, mix_in.flip).then(scale_shift({1, 1}, -mix_in.offset.x, -mix_in.offset.y));
       Sample other{Image(size, border_grey), {}};
       place_image(*found, other, [&](std::size_t i) {
         const Scale fit = fitted(i).scale;
         const Scale scale{fit.x * zoomed.width / size.width, fit.y * zoomed.height / size.height};
-        return Placement{turn_picture(i).then(scale_shift(scale, 0, 0)), canvas_to_sample.then(flip(size)),
+        return Placement{turn_picture(i).then(scale_shift(scale, 0, 0)), canvas_to_sample.then(flipped(size)),
                          augment_detail::whole(zoomed)};
       });
       average_images(sample.image, other.image);

@@ -23,7 +23,7 @@ std::vector<std::string> shapes_classes();
 
 // Draws scene `index` (from 0, without limit) of split 0 (train) or 1 (val), which depends on the arguments
 // only. Width and height are each 192 to 320 pixels. Objects of which less than 30 % is visible have no box.
-// Throws std::runtime_error if there is no such scene. Thread-safe.
+// Thread-safe.
 ShapesScene draw_shapes(uint64_t seed, int split, int64_t index);
 
 }  // namespace yolox

@@ -133,14 +133,12 @@ inline void warp_image(Image& out, const ImageRegion& piece, const cv::Matx23d& 
     // same bits as the whole image.
     const Position first{fixed(at_first(p, 0) * piece.scale.x - 0.5) - fixed(piece.origin.x * piece.scale.x),
                          fixed(at_first(p, 1) * piece.scale.y - 0.5) - fixed(piece.origin.y * piece.scale.y)};
-    // Span of pixels whose neighbours are all inside the image: computed in floating point, then corrected
-    // with the fixed-point positions that are used for sampling.
+    // Pixels whose neighbours are all inside the image are sampled faster.
     const auto inside = [&](int x) {
       const Position q = first.at(x, step);
       return q.x >= 0 && q.x >> 32 < image.cols - 2 && q.y >= 0 && q.y >> 32 < image.rows - 1;
     };
-    Span fast = span_of_interval(step.x * 0x1p-32, first.x * 0x1p-32, 0, image.cols - 2, span);
-    fast = span_of_interval(step.y * 0x1p-32, first.y * 0x1p-32, 0, image.rows - 1, fast);
+    Span fast = span;
     while (fast.from < fast.to && !inside(fast.from)) ++fast.from;
     while (fast.from < fast.to && !inside(fast.to - 1)) --fast.to;
     uchar* row = out.ptr(y);
