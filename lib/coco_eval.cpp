@@ -27,14 +27,19 @@ double coco_iou(const Detection& d, const CocoAnnotation& g) {
 
 namespace {
 
-// Match result of a detection. In each mask, bit t is the result at IoU threshold t.
+// Returns the bit of an area range and an IoU threshold in a mask.
+constexpr uint64_t bit_of(int area, int threshold) {
+  return uint64_t{1} << (eval_thresholds * area + threshold);
+}
+
+// Match result of a detection.
 struct ScoredDetection {
   double score;
-  int rank;                                  // rank by score in its image and class; 0 is the best
-  std::array<uint16_t, eval_areas> matched;  // true positive: matched to a ground truth
+  int rank;              // rank by score in its image and class; 0 is the best
+  uint64_t matched = 0;  // true positive: matched to a ground truth
   // Neither true nor false positive: matched to an ignored ground truth, or unmatched with an area out of
   // range.
-  std::array<uint16_t, eval_areas> ignored;
+  uint64_t ignored = 0;
 };
 
 struct EvalGroundTruth {
@@ -57,50 +62,41 @@ void match_picture(std::span<const EvalGroundTruth> gts, std::span<const EvalDet
     size_t gt;
     double iou;
   };
-  thread_local std::vector<Pair> pairs;     // pairs with an IoU of at least the lowest threshold
-  thread_local std::vector<size_t> first;   // [D + 1]; the pairs of detection d are first[d] .. first[d + 1]
-  thread_local std::vector<uint16_t> used;  // [G] bit t: matched at threshold t
-  pairs.clear();
-  first.assign(1, 0);
+  thread_local std::vector<Pair> pairs;     // with an IoU of at least the lowest threshold
+  thread_local std::vector<uint64_t> used;  // [G] masks: matched
+  used.assign(gts.size(), 0);
   for (size_t d = 0; d < dets.size(); ++d) {
-    for (size_t g = 0; g < gts.size(); ++g) {
-      const double iou = coco_iou(*dets[d].box, *gts[g].box);
-      if (iou >= eval_iou[0]) pairs.push_back({g, iou});
-    }
-    first.push_back(pairs.size());
-    out.push_back({dets[d].score, static_cast<int>(d), {}, {}});
-  }
-  constexpr uint16_t all_thresholds = (1 << eval_thresholds) - 1;
-  ScoredDetection* results = out.data() + out.size() - dets.size();
-  for (int area = 0; area < eval_areas; ++area) {
-    used.assign(gts.size(), 0);
-    for (size_t d = 0; d < dets.size(); ++d) {
-      const bool outside = !in_area(dets[d].box->w * dets[d].box->h, area);
-      if (first[d] == first[d + 1]) {  // fast path: most detections overlap no ground truth
-        results[d].ignored[area] = outside ? all_thresholds : 0;
+    const Detection& box = *dets[d].box;
+    ScoredDetection result{dets[d].score, int(d)};
+    pairs.clear();
+    for (size_t g = 0; g < gts.size(); ++g)
+      if (const double iou = coco_iou(box, *gts[g].box); iou >= eval_iou[0]) pairs.push_back({g, iou});
+    for (int area = 0; area < eval_areas; ++area) {
+      const bool outside = !in_area(box.w * box.h, area);
+      if (pairs.empty()) {  // fast path: most detections overlap no ground truth
+        if (outside) result.ignored |= bit_of(area + 1, 0) - bit_of(area, 0);
         continue;
       }
       for (int t = 0; t < eval_thresholds; ++t) {
-        const uint16_t bit = 1 << t;
+        const uint64_t bit = bit_of(area, t);
         const Pair* best = nullptr;
         bool best_ignored = false;
-        for (const bool ignored : {false, true}) {
-          if (best) break;
-          for (size_t p = first[d]; p < first[d + 1]; ++p) {
-            const CocoAnnotation& gt = *gts[pairs[p].gt].box;
-            if ((gt.crowd || !in_area(gt.area, area)) != ignored) continue;
-            if ((used[pairs[p].gt] & bit) && !gt.crowd) continue;
-            if (pairs[p].iou < (best ? best->iou : eval_iou[t])) continue;
-            best = &pairs[p];
-            best_ignored = ignored;
-          }
+        for (const Pair& p : pairs) {
+          const CocoAnnotation& gt = *gts[p.gt].box;
+          if (p.iou < eval_iou[t] || ((used[p.gt] & bit) && !gt.crowd)) continue;
+          const bool ignored = gt.crowd || !in_area(gt.area, area);
+          if (best && (ignored == best_ignored ? p.iou < best->iou : ignored)) continue;
+          best = &p;
+          best_ignored = ignored;
         }
-        if (best) used[best->gt] |= bit;
-        const bool found = best != nullptr;
-        if (found) results[d].matched[area] |= bit;
-        if (best_ignored || (!found && outside)) results[d].ignored[area] |= bit;
+        if (best) {
+          used[best->gt] |= bit;
+          result.matched |= bit;
+        }
+        if (best ? best_ignored : outside) result.ignored |= bit;
       }
     }
+    out.push_back(result);
   }
 }
 
@@ -120,8 +116,8 @@ void accumulate(const std::vector<ScoredDetection>& dets, const std::array<int, 
       std::array<int64_t, 3> found = {};
       double wrong = 0;
       for (const ScoredDetection& d : dets) {
-        if (d.ignored[area] >> t & 1) continue;
-        if (d.matched[area] >> t & 1) {
+        if (d.ignored & bit_of(area, t)) continue;
+        if (d.matched & bit_of(area, t)) {
           for (size_t m = 0; m < found.size(); ++m) found[m] += d.rank < max_detections[m];
           const double right = static_cast<double>(precision.size() + 1);
           precision.push_back(right / (right + wrong + 0x1p-52));  // 2^-52 is numpy.spacing(1)
@@ -145,18 +141,15 @@ void accumulate(const std::vector<ScoredDetection>& dets, const std::array<int, 
 double mean_metric(const CocoMetric& metric, std::span<const ClassResult> classes) {
   double sum = 0;
   int64_t count = 0;
-  const auto add = [&](double value) {
-    if (value >= 0) {
-      sum += value;
-      ++count;
-    }
-  };
   for (const ClassResult& c : classes)
-    for (int t = metric.t_begin; t < metric.t_end; ++t)
-      if (metric.precision)
-        for (const double precision : c.precision[metric.area][t]) add(precision);
-      else
-        add(c.recall[metric.area][metric.max_detections][t]);
+    for (int t = metric.t_begin; t < metric.t_end; ++t) {
+      const auto& precision = c.precision[metric.area][t];
+      const double& recall = c.recall[metric.area][metric.max_detections][t];
+      for (const double v : metric.precision ? std::span<const double>(precision) : std::span(&recall, 1)) {
+        sum += v >= 0 ? v : 0;
+        count += v >= 0;
+      }
+    }
   return count ? sum / static_cast<double>(count) : -1;
 }
 
