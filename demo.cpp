@@ -397,11 +397,8 @@ static void run(const Config& config, JsonWriter& json) {
     const auto found = detect(frames, loaded, size, config);
     std::vector<Image> pictures(frames.size());
     parallel_for(int64_t(frames.size()), [&](int64_t i) {
-      std::vector<LabelledBox> boxes;
-      for (const auto& [box, score] : found[i])
-        boxes.push_back({box, names[box.cls] + formatted(" %.2f", score)});
       pictures[i] = frames[i].image.clone();
-      draw_boxes(pictures[i], boxes);
+      draw_boxes(pictures[i], labelled_boxes(found[i], names));
       const std::string file = (folder / drawn_name(frames[i].name)).string();
       check(source.video || save_image(file, pictures[i]), "cannot write ", file,
             "; is the disk full or the folder read-only?");

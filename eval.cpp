@@ -53,17 +53,6 @@ static void report(const CocoDataset& truth, const EvalResult& result, const Con
   if (!config.json.empty()) write_eval_json(config.json, result);
 }
 
-// Prints the times of --speed. images: number of evaluated images.
-static void print_speed(const EvalTimes& times, int64_t images) {
-  std::cout << "milliseconds per image:\n";
-  for (const auto& [name, seconds] : {std::pair("preprocess", times.preprocess),
-                                      {"forward", times.forward},
-                                      {"decode", times.decode},
-                                      {"NMS", times.nms}})
-    std::cout << formatted("  %-12s%8.3f\n", name, 1000 * seconds / double(images));
-  std::cout << "\n";
-}
-
 // Throws UsageError if a flag is invalid.
 static void check_flags(const Config& config) {
   combination_check(config.gt.empty() == config.dt.empty(), "--gt and --dt need each other");
@@ -82,19 +71,17 @@ static void check_flags(const Config& config) {
 // Evaluates a detections file (--gt and --dt).
 static void evaluate_file(const Config& config) {
   CocoDataset truth = read_coco(config.gt);
+  const auto print = [&](const char* kind, const auto&... parts) {
+    std::cout << kind << printable(concat(config.gt, ": ", parts...)) << "\n";
+  };
   if (!truth.problems.empty())
-    std::cout << "warning: " << printable(config.gt) << ": " << truth.problems.size()
-              << " entries cannot be read and are left out; the first: "
-              << printable(truth.problems[0].second) << "\n";
-  if (truth.repeated_ids > 0)
-    std::cout << "note: " << printable(config.gt) << ": " << truth.repeated_ids
-              << " annotations have the id of another one\n";
+    print("warning: ", truth.problems.size(),
+          " entries cannot be read and are left out; the first: ", truth.problems[0].second);
+  if (truth.repeated_ids > 0) print("note: ", truth.repeated_ids, " annotations have the id of another one");
   std::map<std::string, int> names;
   for (auto& category : truth.categories) {
     category.name = normal_name(printable(category.name));
-    if (++names[category.name] == 2)
-      std::cout << "note: " << printable(config.gt) << ": several classes have the name " << category.name
-                << "\n";
+    if (++names[category.name] == 2) print("note: ", "several classes have the name ", category.name);
   }
   const std::vector<Detection> found = read_detections(config.dt);
   std::map<int64_t, const CocoImage*> image_of;
@@ -116,20 +103,15 @@ static void evaluate_file(const Config& config) {
 
 // Writes --save-dt, with the category ids of the files of the data set, and without the classes that these do
 // not have.
-static void save_detections(const std::string& path, const std::vector<Detection>& found,
-                            const Dataset& data) {
+static void save_detections(const std::string& path, std::vector<Detection> found, const Dataset& data) {
   std::map<int64_t, int64_t> in_file;  // category id in the files by that of `truth`
   for (size_t c = 0; c < data.classes.size(); ++c)
-    if (data.category_ids[c] != kNoCategory) in_file[data.truth.categories[c].id] = data.category_ids[c];
+    in_file[data.truth.categories[c].id] = data.category_ids[c];
   std::map<int64_t, std::string> names;
   for (const CocoImage& image : data.truth.images) names[image.id] = image.file_name;
-  std::vector<Detection> detections;
-  for (Detection d : found)
-    if (const auto id = in_file.find(d.category_id); id != in_file.end()) {
-      d.category_id = id->second;
-      detections.push_back(d);
-    }
-  write_detections(path, detections, names);
+  for (Detection& d : found) d.category_id = in_file.at(d.category_id);
+  std::erase_if(found, [](const Detection& d) { return d.category_id == kNoCategory; });
+  write_detections(path, found, names);
 }
 
 // Warns if the model detects nothing right.
@@ -188,7 +170,13 @@ static void evaluate_model(const Config& config) {
   if (!lines.empty())
     std::cout << "warning: " << lines.size()
               << " images cannot be read and are excluded: " << printable(listed(lines, 20)) << "\n\n";
-  if (config.speed) print_speed(e.times, int64_t(data.records.size()));
+  if (config.speed) {
+    std::cout << "milliseconds per image:\n";
+    for (size_t i = 0; i < eval_stages.size(); ++i)
+      std::cout << formatted("  %-12s%8.3f\n", eval_stages[i],
+                             1000 * e.times[i] / double(data.records.size()));
+    std::cout << "\n";
+  }
   report(e.truth, e.result, config);
   if (fs::is_directory(config.save_dt))
     write_evaluation(config.save_dt, concat(config.weights, " on ", e.images, " images of ", data.name), e,

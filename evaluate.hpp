@@ -56,10 +56,9 @@ inline void choose_threads(YOLOX& model, ImageSize size, torch::Device device) {
   });
 }
 
-// Total seconds of each stage over all images (eval --speed). Loading runs in other threads at the same time.
-struct EvalTimes {
-  double preprocess = 0, forward = 0, decode = 0, nms = 0;
-};
+// The stages whose times eval --speed prints. Loading runs in other threads at the same time.
+enum EvalStage { stage_preprocess, stage_forward, stage_decode, stage_nms };
+constexpr std::array eval_stages{"preprocess", "forward", "decode", "NMS"};
 
 // Settings of evaluate().
 struct EvalSettings {
@@ -79,12 +78,6 @@ struct EvalSettings {
   bool measure_times = false;  // fill Evaluation::times; on a GPU, each stage then waits for the one before
   // Returns sums and counts of a batch, see validation_loss(). Null: no validation loss.
   Tensor (*loss)(const Predictions&, ImageSize, const Targets&) = nullptr;
-};
-
-// A detection: class and corners in pixels of the image, and score.
-struct ScoredBox {
-  Box box;
-  double score;
 };
 
 // Converts `rows` [D, 7] of postprocess() (x1, y1, x2, y2 in pixels of the letterboxed image, objectness,
@@ -113,10 +106,12 @@ struct Evaluation {
   EvalResult result;
   CocoDataset truth;  // ground truth of the data set without the unreadable images
   std::vector<Detection> detections;
-  int64_t images = 0, unreadable = 0;
+  int64_t images = 0;                      // without the unreadable ones
+  std::unordered_set<int64_t> unreadable;  // ids
+  std::array<double, 4> loss_sums{};       // of EvalSettings::loss
   double loss = std::nan("");  // mean over the positives of all images; NaN without EvalSettings::loss
   double seconds = 0;
-  EvalTimes times;       // with EvalSettings::measure_times
+  std::array<double, eval_stages.size()> times{};  // seconds, with EvalSettings::measure_times
   bool complete = true;  // false: a signal interrupted the evaluation; `result` is empty
 };
 
@@ -128,25 +123,23 @@ struct Score {
 // report. Is also called with an empty Evaluation, for the name. For AP50: {"AP50", e.result.AP50}.
 inline Score score_of(const Evaluation& e) { return {"AP", e.result.AP}; }
 
-// Replaces the detections, the unreadable images and the loss of this rank by those of all ranks. loss: sum
-// of EvalSettings::loss().
-inline void gather_evaluation(Evaluation& e, std::unordered_set<int64_t>& unreadable,
-                              std::array<double, 4>& loss, const EvalSettings& s) {
-  std::vector<double> mine(loss.begin(), loss.end());
-  mine.insert(mine.end(), {double(e.complete), double(unreadable.size())});
+// Replaces the detections, the unreadable images and the sums of the loss of this rank by those of all ranks.
+inline void gather_evaluation(Evaluation& e, const EvalSettings& s) {
+  std::vector<double> mine(e.loss_sums.begin(), e.loss_sums.end());
+  mine.insert(mine.end(), {double(e.complete), double(e.unreadable.size())});
   const auto packed = [](int64_t id) { return std::bit_cast<double>(id); };  // ids may exceed 2^53
   const auto unpacked = [](double bits) { return std::bit_cast<int64_t>(bits); };
-  for (const int64_t id : unreadable) mine.push_back(packed(id));
+  for (const int64_t id : e.unreadable) mine.push_back(packed(id));
   for (const Detection& d : e.detections)
     mine.insert(mine.end(), {packed(d.image_id), packed(d.category_id), d.x, d.y, d.w, d.h, d.score});
   e.detections.clear();
-  loss = {};
+  e.loss_sums = {};
   for (const auto& of_rank : s.gather(mine)) {
     const double* v = of_rank.data();
-    for (double& sum : loss) sum += *v++;
+    for (double& sum : e.loss_sums) sum += *v++;
     const bool whole = *v++ > 0;
     e.complete = e.complete && whole;
-    for (int64_t n = int64_t(*v++); n > 0; --n) unreadable.insert(unpacked(*v++));
+    for (int64_t n = int64_t(*v++); n > 0; --n) e.unreadable.insert(unpacked(*v++));
     for (; v < of_rank.data() + of_rank.size(); v += 7)
       e.detections.push_back({unpacked(v[0]), unpacked(v[1]), v[2], v[3], v[4], v[5], v[6]});
   }
@@ -166,8 +159,6 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
   const EvalGuard evaluation(*model);
   Evaluation e;
   e.truth = data.truth;
-  std::unordered_set<int64_t> unreadable;
-  std::array<double, 4> loss{};
   const cv::Size size(s.size.width, s.size.height);
   const int64_t n = data.records.size(), from = n * s.rank / s.ranks, to = n * (s.rank + 1) / s.ranks;
   const auto type = model->parameters()[0].scalar_type();
@@ -175,9 +166,9 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
     if (s.measure_times && s.device.is_cuda()) torch::cuda::synchronize(s.device.index());
   };
   double stage_start = 0;
-  const auto end_stage = [&](double& seconds) {
+  const auto end_stage = [&](EvalStage stage) {
     wait_for_gpu();
-    seconds += now() - std::exchange(stage_start, now());
+    e.times[stage] += now() - std::exchange(stage_start, now());
   };
   Loader loader(evaluation_items(data), from, to, s.batch, size, s.workers, s.device);
   for (int64_t at = from, k = 0; at < to; ++k) {
@@ -190,29 +181,30 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
     // A GPU prepares its kernels for each batch size, so the last batch gets that of the others.
     if (s.device.is_cuda() && k > 0)
       images = torch::constant_pad_nd(images, {0, 0, 0, 0, 0, 0, 0, s.batch - count});
-    end_stage(e.times.preprocess);
+    end_stage(stage_preprocess);
     const Predictions predicted = model(images);
-    end_stage(e.times.forward);
+    end_stage(stage_forward);
     const Tensor out = decode(predicted, s.size.height, s.size.width);
-    end_stage(e.times.decode);
+    end_stage(stage_decode);
     const auto detections = postprocess(out.narrow(0, 0, count), s.conf, s.nms);
-    end_stage(e.times.nms);
+    end_stage(stage_nms);
     if (s.loss) {
       const auto part = [&](const Tensor& t) { return t.narrow(0, 0, count); };
       const Tensor sums =
           s.loss({part(predicted.reg), part(predicted.obj), part(predicted.cls), predicted.strides}, s.size,
                  batch.targets)
               .cpu();
-      for (int i = 0; i < 4; ++i) loss[i] += sums[i].item<double>();
+      for (int i = 0; i < 4; ++i) e.loss_sums[i] += sums[i].item<double>();
     }
-    if (!s.pictures.empty() && k < 3)
-      save_image(concat(s.pictures, k, "_pred.jpg"),
-                 draw_comparison(batch.images, labelled_boxes(batch.targets, data.classes),
-                                 labelled_boxes(detections, data.classes), short_names(batch.indices, data)));
+    if (!s.pictures.empty() && k < 3) {
+      std::vector<std::vector<ScoredBox>> found;  // in pixels of the network's input
+      for (const Tensor& rows : detections) found.push_back(to_image_pixels(rows, {1, 1}));
+      save_image(concat(s.pictures, k, "_pred.jpg"), draw_comparison(batch, found, data));
+    }
     for (size_t i = 0; i < detections.size(); ++i, ++at) {
       const int64_t id = data.records[at].image_id;
       if (batch.indices[i] < 0) {
-        unreadable.insert(id);
+        e.unreadable.insert(id);
         continue;
       }
       for (const ScoredBox& d : to_image_pixels(detections[i], batch.scales[i]))
@@ -222,12 +214,12 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
     e.complete = !stop_signal;
     if (!e.complete) break;
   }
-  if (s.gather) gather_evaluation(e, unreadable, loss, s);
+  if (s.gather) gather_evaluation(e, s);
   if (!e.complete) return e;
-  if (s.loss) e.loss = loss[0] / std::max(1.0, loss[1]) + loss[2] / std::max(1.0, loss[3]);
-  std::erase_if(e.truth.images, [&](const CocoImage& i) { return unreadable.contains(i.id); });
-  e.unreadable = unreadable.size();
-  e.images = n - e.unreadable;
+  const auto& sums = e.loss_sums;
+  if (s.loss) e.loss = sums[0] / std::max(1.0, sums[1]) + sums[2] / std::max(1.0, sums[3]);
+  std::erase_if(e.truth.images, [&](const CocoImage& i) { return e.unreadable.contains(i.id); });
+  e.images = int64_t(e.truth.images.size());
   e.result = coco_eval(e.truth, e.detections, s.ranks > 1 ? at::get_num_threads() : 0, s.max_detections);
   e.seconds = now() - start;
   return e;

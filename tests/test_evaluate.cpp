@@ -74,13 +74,13 @@ TEST_CASE("evaluate: ids above 2^53 stay as they are when ranks gather their det
   const int64_t id = (int64_t{1} << 60) + 1;
   Evaluation e;
   e.detections = {{id, 1, 0, 0, 2, 2, 0.5}};
-  std::unordered_set<int64_t> unreadable{id + 1};
-  std::array<double, 4> loss{1, 2, 3, 4};
+  e.unreadable = {id + 1};
+  e.loss_sums = {1, 2, 3, 4};
   EvalSettings settings;
   settings.gather = [](const std::vector<double>& mine) { return std::vector{mine, mine}; };
-  gather_evaluation(e, unreadable, loss, settings);
+  gather_evaluation(e, settings);
   REQUIRE(e.detections.size() == 2);
   CHECK(e.detections[0].image_id == id);
-  CHECK(unreadable == std::unordered_set<int64_t>{id + 1});
-  CHECK(loss == std::array<double, 4>{2, 4, 6, 8});
+  CHECK(e.unreadable == std::unordered_set<int64_t>{id + 1});
+  CHECK(e.loss_sums == std::array<double, 4>{2, 4, 6, 8});
 }

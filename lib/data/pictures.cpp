@@ -47,33 +47,21 @@ static Font& font() {
 
 static int line_height(int em) { return int(std::lround(1.25 * em)); }
 
-// The font of OpenCV, at a scale at which capitals have 0.73 em.
-static double scale_of(int em) { return em / 29.0; }
-static int thickness_of(int em) { return std::max(1, int(std::lround(em / 22.0))); }
-
-// Returns the width in pixels of a line of text. em: font size in pixels.
-static int text_width(const std::string& text, int em) {
-  int base = 0;
-#ifdef YOLOX_FREETYPE
-  if (font().face) {
-    const std::lock_guard lock(font().mutex);
-    return font().face->getTextSize(printable(text), em, -1, &base).width;
-  }
-#endif
-  return cv::getTextSize(printable(text), cv::FONT_HERSHEY_SIMPLEX, scale_of(em), thickness_of(em), &base)
-      .width;
-}
-
-void draw_text(cv::Mat& image, const std::string& text, cv::Point place, int em, const cv::Scalar& colour) {
+int draw_text(cv::Mat& image, const std::string& text, cv::Point place, int em, const cv::Scalar& colour) {
+  const std::string line = printable(text);
   const cv::Point baseline(place.x, place.y + int(std::lround(0.95 * em)));
+  int below = 0;
 #ifdef YOLOX_FREETYPE
   if (font().face) {
     const std::lock_guard lock(font().mutex);
-    return font().face->putText(image, printable(text), baseline, em, colour, -1, cv::LINE_AA, true);
+    if (!image.empty()) font().face->putText(image, line, baseline, em, colour, -1, cv::LINE_AA, true);
+    return font().face->getTextSize(line, em, -1, &below).width;
   }
 #endif
-  cv::putText(image, printable(text), baseline, cv::FONT_HERSHEY_SIMPLEX, scale_of(em), colour,
-              thickness_of(em), cv::LINE_AA);
+  const double scale = em / 29.0;  // capitals have 0.73 em
+  const int thickness = std::max(1, int(std::lround(em / 22.0))), face = cv::FONT_HERSHEY_SIMPLEX;
+  if (!image.empty()) cv::putText(image, line, baseline, face, scale, colour, thickness, cv::LINE_AA);
+  return cv::getTextSize(line, face, scale, thickness, &below).width;
 }
 
 std::string font_note(const std::vector<std::string>& names) {
@@ -84,11 +72,9 @@ std::string font_note(const std::vector<std::string>& names) {
 #ifdef YOLOX_FREETYPE
   const bool east_asian = highest >= 0xE3;  // U+3000 and above
   if (font().face && (!east_asian || font().path.find("DejaVu") == std::string::npos)) return "";
-  return "note: pictures may show '?' for letters of class names; install fonts-noto-cjk";
-#else
-  return "note: pictures show '?' for letters beyond ASCII, because this program was built without OpenCV's "
-         "module freetype; install libopencv-contrib-dev and build again";
 #endif
+  return "note: pictures may show '?' for letters of class names; install fonts-noto-cjk, and "
+         "libopencv-contrib-dev before building";
 }
 
 cv::Scalar class_colour(int cls) {
@@ -110,9 +96,8 @@ static cv::Rect pixels_of(const Box& box, cv::Size size) {
   const auto near = [](double v, int extent) {
     return int(std::lround(std::clamp(v, -1.0 * extent, 2.0 * extent)));
   };
-  const cv::Point a(near(box.x1, size.width), near(box.y1, size.height)),
-      b(near(box.x2, size.width), near(box.y2, size.height));
-  return {a.x, a.y, b.x - a.x, b.y - a.y};
+  return {cv::Point(near(box.x1, size.width), near(box.y1, size.height)),
+          cv::Point(near(box.x2, size.width), near(box.y2, size.height))};
 }
 
 void draw_boxes(cv::Mat& image, const std::vector<LabelledBox>& boxes) {
@@ -123,7 +108,8 @@ void draw_boxes(cv::Mat& image, const std::vector<LabelledBox>& boxes) {
     const cv::Rect box = pixels_of(b->box, image.size());
     cv::rectangle(image, box.tl(), box.br(), colour, line);
     if (b->text.empty()) continue;
-    const cv::Size label(text_width(b->text, em) + 4, line_height(em));
+    cv::Mat none;
+    const cv::Size label(draw_text(none, b->text, {}, em, {}) + 4, line_height(em));
     const cv::Point place(std::clamp(box.x, 0, std::max(0, image.cols - label.width)),
                           std::clamp(box.y - label.height, 0, std::max(0, image.rows - label.height)));
     cv::rectangle(image, {place, label}, colour, cv::FILLED);
@@ -157,24 +143,31 @@ Image draw_batch(const Tensor& batch, const std::vector<std::vector<LabelledBox>
   return sheet;
 }
 
-Image draw_comparison(const Tensor& batch, const std::vector<std::vector<LabelledBox>>& truth,
-                      const std::vector<std::vector<LabelledBox>>& found,
-                      const std::vector<std::string>& names) {
-  const int64_t n = std::min<int64_t>(8, batch.size(0));
+// Returns the names of the images of a batch, without folders.
+static std::vector<std::string> short_names(const Batch& batch, const Dataset& data) {
+  std::vector<std::string> names;
+  for (const int64_t i : batch.indices)
+    names.push_back(i < 0 ? "unreadable image" : std::filesystem::path(data.name_of(i)).filename().string());
+  return names;
+}
+
+Image draw_truth(const Batch& batch, const Dataset& data) {
+  return draw_batch(batch.images, labelled_boxes(batch.targets, data.classes), short_names(batch, data));
+}
+
+Image draw_comparison(const Batch& batch, const std::vector<std::vector<ScoredBox>>& found,
+                      const Dataset& data) {
+  constexpr double kScore = 0.25;
+  const int64_t n = std::min<int64_t>(8, batch.images.size(0));
+  const auto truth = labelled_boxes(batch.targets, data.classes);
+  const auto names = short_names(batch, data);
   std::vector<std::vector<LabelledBox>> boxes;
   std::vector<std::string> titles;
   for (int64_t i = 0; i < n; ++i) {
-    boxes.insert(boxes.end(), {truth[i], found[i]});
-    titles.insert(titles.end(), {"truth: " + names[i], concat("prediction, score at least ", kPictureScore)});
+    boxes.insert(boxes.end(), {truth[i], labelled_boxes(found[i], data.classes, kScore)});
+    titles.insert(titles.end(), {"truth: " + names[i], concat("prediction, score at least ", kScore)});
   }
-  return draw_batch(batch.slice(0, 0, n).repeat_interleave(2, 0), boxes, titles);
-}
-
-std::vector<std::string> short_names(const std::vector<int64_t>& indices, const Dataset& data) {
-  std::vector<std::string> names;
-  for (const int64_t i : indices)
-    names.push_back(i < 0 ? "unreadable image" : std::filesystem::path(data.name_of(i)).filename().string());
-  return names;
+  return draw_batch(batch.images.slice(0, 0, n).repeat_interleave(2, 0), boxes, titles);
 }
 
 std::vector<std::vector<LabelledBox>> labelled_boxes(const Targets& targets,
@@ -200,20 +193,12 @@ std::vector<std::vector<LabelledBox>> labelled_boxes(const Targets& targets,
   return all;
 }
 
-std::vector<std::vector<LabelledBox>> labelled_boxes(const std::vector<Tensor>& found,
-                                                     const std::vector<std::string>& classes) {
-  std::vector<std::vector<LabelledBox>> all(found.size());
-  for (size_t i = 0; i < found.size(); ++i) {
-    const auto d = found[i].accessor<float, 2>();
-    for (int64_t k = 0; k < d.size(0); ++k) {
-      const float score = d[k][4] * d[k][5];
-      if (!(score >= kPictureScore) || !std::isfinite(d[k][0] + d[k][1] + d[k][2] + d[k][3])) continue;
-      const int c = int(d[k][6]);
-      all[i].push_back(
-          {{d[k][0], d[k][1], d[k][2], d[k][3], c}, classes[c] + formatted(" %.2f", double(score))});
-    }
-  }
-  return all;
+std::vector<LabelledBox> labelled_boxes(const std::vector<ScoredBox>& found,
+                                        const std::vector<std::string>& classes, double min_score) {
+  std::vector<LabelledBox> labelled;
+  for (const auto& [box, score] : found)
+    if (score >= min_score) labelled.push_back({box, classes[box.cls] + formatted(" %.2f", score)});
+  return labelled;
 }
 
 Image draw_label_statistics(const Dataset& data) {

@@ -31,25 +31,22 @@ void draw_boxes(cv::Mat& image, const std::vector<LabelledBox>& boxes);
 Image draw_batch(const Tensor& batch, const std::vector<std::vector<LabelledBox>>& boxes,
                  const std::vector<std::string>& titles = {});
 
-// Draws the first 8 images of a batch twice, side by side: with the ground truth, and with the detections.
-// names: of the images.
-Image draw_comparison(const Tensor& batch, const std::vector<std::vector<LabelledBox>>& truth,
-                      const std::vector<std::vector<LabelledBox>>& found,
-                      const std::vector<std::string>& names);
+// Draws the first 16 images of a batch with their ground truth.
+Image draw_truth(const Batch& batch, const Dataset& data);
 
-// Returns the names of the images of a batch, without folders.
-std::vector<std::string> short_names(const std::vector<int64_t>& indices, const Dataset& data);
+// Draws the first 8 images of a batch twice, side by side: with the ground truth, and with the detections of
+// a score of at least 0.25. found: for each image, in its pixels.
+Image draw_comparison(const Batch& batch, const std::vector<std::vector<ScoredBox>>& found,
+                      const Dataset& data);
 
 // Returns the ground-truth boxes of each image, labelled with their class names, and its ignored regions, the
 // smallest first.
 std::vector<std::vector<LabelledBox>> labelled_boxes(const Targets& targets,
                                                      const std::vector<std::string>& classes);
 
-// Returns the detections of each image with a score of at least kPictureScore, labelled with class name and
-// score. found: per image [D, 7] with x1, y1, x2, y2, objectness, class score, class.
-std::vector<std::vector<LabelledBox>> labelled_boxes(const std::vector<Tensor>& found,
-                                                     const std::vector<std::string>& classes);
-constexpr float kPictureScore = 0.25F;
+// Returns the detections with at least this score, labelled with class name and score.
+std::vector<LabelledBox> labelled_boxes(const std::vector<ScoredBox>& found,
+                                        const std::vector<std::string>& classes, double min_score = 0);
 
 // Draws the number of boxes per class, the density of box centres, and the density of box sizes. Centres and
 // sizes are relative to the image size.
@@ -62,7 +59,8 @@ bool save_image(const std::string& path, const Image& image);
 // Returns a note for the log if letters of `names` may be missing in pictures, or "".
 std::string font_note(const std::vector<std::string>& names);
 
-// Draws a line of UTF-8 text into a BGR image. place: top left corner. em: font size in pixels.
-void draw_text(cv::Mat& image, const std::string& text, cv::Point place, int em, const cv::Scalar& colour);
+// Draws a line of UTF-8 text into a BGR image, and returns its width in pixels. An empty image: returns the
+// width only. place: top left corner. em: font size in pixels.
+int draw_text(cv::Mat& image, const std::string& text, cv::Point place, int em, const cv::Scalar& colour);
 
 }  // namespace yolox

@@ -118,6 +118,12 @@ struct Box {
 // Class of a region in which objects may be, such as a crowd: no target, and no background either.
 constexpr int kIgnoredRegion = -1;
 
+// A detection.
+struct ScoredBox {
+  Box box;
+  double score;
+};
+
 // An image with its boxes. The number of boxes is not limited.
 struct Sample {
   Image image;

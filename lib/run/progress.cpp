@@ -101,9 +101,7 @@ void Progress::start_step(const Plan& plan, int64_t step, const Batch& batch, do
   if (profile && step > first) profile->step();
   crash_step(concat("step ", step, " of epoch ", plan.epoch_of(step), "; images: ", image_names(batch)));
   if (step < 3 && rank == 0)
-    save_image(concat(run, "/train_batch", step, ".jpg"),
-               draw_batch(batch.images, labelled_boxes(batch.targets, batch.data->classes),
-                          short_names(batch.indices, *batch.data)));
+    save_image(concat(run, "/train_batch", step, ".jpg"), draw_truth(batch, *batch.data));
 }
 
 int64_t Progress::log_steps(const std::vector<StepRow>& steps, const Plan& plan) {

@@ -367,8 +367,7 @@ static std::string save_failed_step(const std::string& run, Training& t, const P
   file.insert("classes", batch.targets.classes.cpu());
   if (batch.targets.ignored.defined()) file.insert("ignored", batch.targets.ignored.cpu());
   file.insert("model", to_dict(state_dict(*t.model)));
-  save_image(name + ".jpg", draw_batch(batch.images, labelled_boxes(batch.targets, batch.data->classes),
-                                       short_names(batch.indices, *batch.data)));
+  save_image(name + ".jpg", draw_truth(batch, *batch.data));
   try {
     write_pth(name + ".pth", file);
   } catch (const std::exception& e) {
