@@ -135,7 +135,7 @@ inline Splits load_splits(const DataOptions& o, bool with_train = true, size_t m
     if (with_train) train = shapes_dataset(o.seed, 0, kShapesTrain);
     val = shapes_dataset(o.seed, 1, kShapesVal);
   } else if (packed) {
-    const auto file = open_packed(o.data);
+    const auto file = std::make_shared<PackedFile>(o.data);
     splits.same = file->get("val").empty();
     if (with_train && !splits.same) train = packed_dataset(file, "train");
     val = packed_dataset(file, splits.same ? "train" : "val");

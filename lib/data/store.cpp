@@ -54,6 +54,9 @@ PackedFile::PackedFile(const std::string& path, size_t room) : path(path) {
   } else {
     const size_t used = (info.me_last_pgno + 1) * stat.ms_psize;
     check(used <= size, path, " is cut off: it has ", size, " of ", used, " bytes; copy it again");
+    check(get("yolox").starts_with("1 encoded "), path,
+          " is not a packed data set of this program; make one with ./pack");
+    check(!get("complete").empty(), path, " is incomplete; run the same ./pack command again to resume");
   }
 }
 
@@ -100,15 +103,6 @@ Dataset packed_dataset(const std::shared_ptr<PackedFile>& file, const std::strin
   Dataset data = make_dataset(std::move(source), checks);
   data.read = [file, images](size_t i) { return std::string(images[i]); };
   return data;
-}
-
-std::shared_ptr<PackedFile> open_packed(const std::string& path) {
-  const auto file = std::make_shared<PackedFile>(path);
-  const std::string_view head = file->get("yolox");
-  check(head.starts_with("1 encoded "), path,
-        " is not a packed data set of this program; make one with ./pack");
-  check(!file->get("complete").empty(), path, " is incomplete; run the same ./pack command again to resume");
-  return file;
 }
 
 // ---- image cache

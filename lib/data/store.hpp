@@ -28,9 +28,9 @@ namespace yolox {
 // thread only, because an LMDB transaction belongs to one thread.
 class PackedFile {
  public:
-  // Opens a file for reading. With room > 0, opens or creates it for writing, with room for as many more
-  // bytes. Throws if it is no LMDB file, is cut off, belongs to another program, or if another process writes
-  // it.
+  // Opens a complete file for reading. With room > 0, opens or creates a file for writing, with room for as
+  // many more bytes. Throws if it is no LMDB file, is cut off or incomplete, belongs to another program, or
+  // if another process writes it.
   explicit PackedFile(const std::string& path, size_t room = 0);
 
   // Returns the value of a key, or an empty view if the key does not exist.
@@ -61,9 +61,6 @@ inline bool is_packed(const std::string& path) {
 
 // Returns a split of a packed data set. The data set keeps the file open.
 Dataset packed_dataset(const std::shared_ptr<PackedFile>& file, const std::string& split);
-
-// Opens a packed data set. Throws if `path` is not a complete one.
-std::shared_ptr<PackedFile> open_packed(const std::string& path);
 
 // ---- image cache
 
