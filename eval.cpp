@@ -11,6 +11,7 @@
 #include "checkpoint/load.hpp"
 #include "evaluate.hpp"
 #include "formats.hpp"
+#include "run/log.hpp"
 #include "run/report.hpp"
 
 using namespace yolox;
@@ -47,8 +48,7 @@ struct Config : ModelFlags {
 static void report(const CocoDataset& truth, const EvalResult& result, const Config& config) {
   print_per_class(std::cout, result);
   const std::string note = crowded_images_note(truth, config.max_dets);
-  if (!note.empty()) std::cout << "\n" << note << "\n";
-  std::cout << "\n";
+  std::cout << "\n" << note << (note.empty() ? "" : "\n\n");
   print_summary(std::cout, result);
   if (!config.json.empty()) write_eval_json(config.json, result);
 }
@@ -70,29 +70,29 @@ static void check_flags(const Config& config) {
 
 // Evaluates a detections file (--gt and --dt).
 static void evaluate_file(const Config& config) {
+  Log log("");  // to the terminal only
   CocoDataset truth = read_coco(config.gt);
-  const auto print = [&](const char* kind, const auto&... parts) {
-    std::cout << kind << printable(concat(config.gt, ": ", parts...)) << "\n";
-  };
   if (!truth.problems.empty())
-    print("warning: ", truth.problems.size(),
-          " entries cannot be read and are left out; the first: ", truth.problems[0].second);
-  if (truth.repeated_ids > 0) print("note: ", truth.repeated_ids, " annotations have the id of another one");
+    log.line(concat("warning: ", config.gt, ": ", truth.problems.size(),
+                    " entries cannot be read and are left out; the first: ", truth.problems[0].second));
+  if (truth.repeated_ids > 0)
+    log.line(
+        concat("note: ", config.gt, ": ", truth.repeated_ids, " annotations have the id of another one"));
   std::map<std::string, int> names;
   for (auto& category : truth.categories) {
     category.name = normal_name(printable(category.name));
-    if (++names[category.name] == 2) print("note: ", "several classes have the name ", category.name);
+    if (++names[category.name] == 2)
+      log.line(concat("note: ", config.gt, ": several classes have the name ", category.name));
   }
   const std::vector<Detection> found = read_detections(config.dt);
-  std::map<int64_t, const CocoImage*> image_of;
-  for (const CocoImage& image : truth.images) image_of[image.id] = &image;
+  std::map<int64_t, cv::Size> size_of;
+  for (const CocoImage& image : truth.images) size_of[image.id] = {image.width, image.height};
   const auto check_boxes_of = [&](const std::string& file, const auto& entries) {
     std::vector<PlacedBox> boxes;
     for (const auto& e : entries) {
-      const auto image = image_of.find(e.image_id);
-      const CocoImage none, &of = image == image_of.end() ? none : *image->second;
-      const bool placed = e.w <= of.width && e.h <= of.height;  // an untrained model predicts larger boxes
-      boxes.push_back({e.x, e.y, e.w, e.h, placed ? of.width : 0, placed ? of.height : 0});
+      cv::Size size = size_of[e.image_id];
+      if (e.w > size.width || e.h > size.height) size = {};  // an untrained model predicts larger boxes
+      boxes.push_back({e.x, e.y, e.w, e.h, size.width, size.height});
     }
     check_units(file, boxes, false, [](size_t i) { return concat("box ", i); });
   };
@@ -114,23 +114,14 @@ static void save_detections(const std::string& path, std::vector<Detection> foun
   write_detections(path, found, names);
 }
 
-// Warns if the model detects nothing right.
-static void warn_near_zero(const EvalResult& result, bool legacy) {
-  if (result.AP < 0 || result.AP >= 0.01) return;
-  const char* pixels = legacy ? "RGB, mean/std of ImageNet (as in YOLOX 0.1.0); try --preproc bgr"
-                              : "BGR 0..255; try --preproc imagenet for weights of YOLOX 0.1.0";
-  std::cout << "\nwarning: AP is near zero. If the model is trained, the pixel format may be wrong: it is "
-            << pixels << ". Or the class order of the model differs from that of the data set." << std::endl;
-}
-
 // Evaluates a model (--data and --weights).
 static void evaluate_model(const Config& config) {
   keep_freed_memory();
-
+  Log log("");  // to the terminal only
   EvalSettings settings;
   settings.device = parse_device(config.device);
   auto loaded = load_model(config.weights, config.model, config.preproc, settings.device, config.ema);
-  if (!loaded.report.empty()) std::cout << printable(loaded.report, /*keep_newlines=*/true) << "\n";
+  log.line(loaded.report);
   settings.size = input_size(loaded.info, config.size);
   choose_threads(loaded.model, settings.size, settings.device);
   if (config.fuse) fuse_batch_norms(*loaded.model);
@@ -149,27 +140,22 @@ static void evaluate_model(const Config& config) {
   settings.workers = loader_threads(config.workers, 1, settings.device.is_cuda());
   settings.legacy = loaded.info.legacy_preproc;
   settings.measure_times = config.speed;
-  std::cout << printable(loaded.info.model) << ", " << data.classes.size() << " classes, "
-            << data.records.size() << " images of " << printable(data.name) << ", " << settings.size.height
-            << "x" << settings.size.width << ", pixels "
-            << (settings.legacy ? "RGB, mean/std of ImageNet" : "BGR 0..255") << std::endl;
-  for (const auto& note : data.notes) std::cout << printable(note) << "\n";
-  for (const auto& [kind, count] : data.problems->summary())
-    std::cout << "note: " << printable(kind) << ": " << count << "\n";
-
-  const bool tty = can_rewrite_lines();
-  auto e = evaluate(loaded.model, data, settings, [&](int64_t done, int64_t images) {
-    if (tty) std::cout << "\r" << done << "/" << images << std::flush;
+  log.line(concat(loaded.info.model, ", ", data.classes.size(), " classes, ", data.records.size(),
+                  " images of ", data.name, ", ", settings.size.height, "x", settings.size.width, ", pixels ",
+                  settings.legacy ? "RGB, mean/std of ImageNet" : "BGR 0..255"));
+  for (const auto& note : data.notes) log.line(note);
+  for (const auto& [kind, count] : data.problems->summary()) log.line(concat("note: ", kind, ": ", count));
+  const auto e = evaluate(loaded.model, data, settings, [&](int64_t done, int64_t images) {
+    log.progress(concat(done, "/", images), /*keep=*/false);
   });
-  if (tty) std::cout << "\r";
-  std::cout << e.images << " images in "
-            << formatted("%.1f s (%.1f img/s), ", e.seconds, double(e.images) / e.seconds)
-            << e.detections.size() << " detections\n\n";
+  log.line(concat(e.images, " images in ",
+                  formatted("%.1f s (%.1f img/s), ", e.seconds, double(e.images) / e.seconds),
+                  e.detections.size(), " detections\n"));
   std::vector<std::string> lines = data.problems->lines();
   std::erase_if(lines, [](const std::string& line) { return !line.starts_with("image"); });
   if (!lines.empty())
-    std::cout << "warning: " << lines.size()
-              << " images cannot be read and are excluded: " << printable(listed(lines, 20)) << "\n\n";
+    log.line(concat("warning: ", lines.size(), " images cannot be read and are excluded: ", listed(lines, 20),
+                    "\n"));
   if (config.speed) {
     std::cout << "milliseconds per image:\n";
     for (size_t i = 0; i < eval_stages.size(); ++i)
@@ -183,7 +169,12 @@ static void evaluate_model(const Config& config) {
                      data);
   else if (!config.save_dt.empty())
     save_detections(config.save_dt, e.detections, data);
-  warn_near_zero(e.result, settings.legacy);
+  if (e.result.AP >= 0 && e.result.AP < 0.01)
+    log.line(
+        concat("\nwarning: AP is near zero. If the model is trained, the pixel format may be wrong: it is ",
+               settings.legacy ? "RGB, mean/std of ImageNet (as in YOLOX 0.1.0); try --preproc bgr"
+                               : "BGR 0..255; try --preproc imagenet for weights of YOLOX 0.1.0",
+               ". Or the class order of the model differs from that of the data set."));
 }
 
 int main(int argc, char** argv) {
