@@ -298,19 +298,14 @@ inline cv::Rect2d change_pixels(Image& image, const cv::Rect& part, const std::o
 // Composes a training sample from its draw. Draws into sample.image, whose size must be the input size, and
 // overwrites sample.boxes. Drops boxes of at most one pixel in width or height, and boxes of which cutout
 // hides more than 0.7. `pictures` needs these functions:
-//
-//   size(i) -> cv::Size: size of image i; does not read the file
-//
-//   boxes(i) -> const std::vector<Box>&: boxes in pixels of image i
-//
-//   ignored(i) -> const std::vector<Box>&: regions of the class kIgnoredRegion, which become boxes of the
-//   sample
-//
-//   image_region(i, part, scale) -> ImageRegion: at least the rectangle `part`, at a scale of at least
-//   `scale`
-//
-//   replacement_index(i, error, tries) -> index: replacement for image i after image_region() threw this
-//   ImageError; may throw
+//   - size(i) -> cv::Size: size of image i; does not read the file
+//   - boxes(i) -> const std::vector<Box>&: boxes in pixels of image i
+//   - ignored(i) -> const std::vector<Box>&: regions of the class kIgnoredRegion, which become boxes of the
+//     sample
+//   - image_region(i, part, scale) -> ImageRegion: at least the rectangle `part`, at a scale of at least
+//     `scale`
+//   - replacement_index(i, error, tries) -> index: replacement for image i after image_region() threw this
+//     ImageError; may throw
 template <class Pictures>
 void compose(const Pictures& pictures, const SampleDraw& draw, Sample& sample) {
   const cv::Size size = sample.image.size();

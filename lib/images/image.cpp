@@ -34,18 +34,19 @@ static bool transposed(int orientation) { return orientation >= 5; }
 static bool flipped_x(int o) { return o == 2 || o == 3 || o == 6 || o == 7; }
 static bool flipped_y(int o) { return o == 3 || o == 4 || o == 7 || o == 8; }
 
+// Returns the unsigned number of n bytes at a position, or 0 beyond the end.
+static uint32_t number_at(std::string_view bytes, size_t at, size_t n, bool little = false) {
+  uint32_t v = 0;
+  if (at + n > bytes.size()) return v;
+  for (size_t i = 0; i < n; ++i) v |= uint32_t(uint8_t(bytes[at + i])) << 8 * (little ? i : n - 1 - i);
+  return v;
+}
+
 // Returns the orientation (1..8) in EXIF data, whose head some WebP files lack, or 1 if it has none.
 // EXIF 2.3, section 4.6.
 static int exif_orientation(std::string_view exif) {
   const std::string_view tiff = exif.substr(exif.starts_with(std::string_view("Exif\0\0", 6)) ? 6 : 0);
-  const bool little = tiff.substr(0, 2) == "II";
-  const auto number = [&](size_t at, size_t bytes) {
-    uint32_t v = 0;
-    if (at + bytes > tiff.size()) return v;
-    for (size_t i = 0; i < bytes; ++i)
-      v |= uint32_t(uint8_t(tiff[at + i])) << 8 * (little ? i : bytes - 1 - i);
-    return v;
-  };
+  const auto number = [&](size_t at, size_t n) { return number_at(tiff, at, n, tiff.starts_with("II")); };
   if (number(2, 2) != 42) return 1;
   const size_t directory = number(4, 4), entries = number(directory, 2);
   for (size_t entry = directory + 2, i = 0; i < entries && entry + 12 <= tiff.size(); ++i, entry += 12) {
@@ -287,10 +288,7 @@ cv::Size image_size(const std::string& path, DeepRange* deep) {
   // OpenCV rotates a PNG that has an EXIF tag.
   if (bytes.size() > 24 && is_png(bytes) && has_end_marker(bytes) &&
       bytes.find("eXIf") == std::string::npos) {
-    const auto number = [&](size_t at) {
-      return int64_t(__builtin_bswap32(read_number<uint32_t>(bytes, at)));
-    };
-    const int64_t width = number(16), height = number(20);
+    const int64_t width = number_at(bytes, 16, 4), height = number_at(bytes, 20, 4);
     if (is_size(width, height)) return {int(width), int(height)};
   }
   return decode_image(bytes, path).size();

@@ -162,8 +162,7 @@ inline Fit fit_into(cv::Size picture, cv::Size room, bool truncate) {
 
 struct Letterbox {
   Image image;
-  Scale
-      scale;  // from the original image to `image`; divide a box of `image` by `scale` to undo the letterbox
+  Scale scale;  // from the original image to `image`
 };
 
 // Letterbox: resizes an image to fit into `size`, places it at the top left, and pads with grey. This is the
