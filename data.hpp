@@ -135,13 +135,6 @@ inline Loader::Make evaluation_items(const Dataset& data) {
   };
 }
 
-// Returns the image names of a batch for training, for messages.
-inline std::string image_names(const Batch& batch) {
-  std::vector<std::string> names;
-  for (const int64_t i : batch.indices) names.push_back(batch.data->name_of(i));
-  return listed(names, 64);
-}
-
 // Stream of training batches of one rank. Not thread-safe.
 class Batches {
  public:

@@ -172,7 +172,8 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
   };
   Loader loader(evaluation_items(data), from, to, s.batch, size, s.workers, s.device);
   for (int64_t at = from, k = 0; at < to; ++k) {
-    const Batch batch = loader.next();
+    Batch batch = loader.next();
+    batch.data = &data;
     if (s.measure_times && k == 0) model(preprocess(batch.images, s.legacy).to(type));  // the first is slow
     const int64_t count = batch.images.size(0);
     wait_for_gpu();
@@ -199,15 +200,15 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
     if (!s.pictures.empty() && k < 3) {
       std::vector<std::vector<ScoredBox>> found;  // in pixels of the network's input
       for (const Tensor& rows : detections) found.push_back(to_image_pixels(rows, {1, 1}));
-      save_image(concat(s.pictures, k, "_pred.jpg"), draw_comparison(batch, found, data));
+      save_image(concat(s.pictures, k, "_pred.jpg"), draw_comparison(batch, found));
     }
     for (size_t i = 0; i < detections.size(); ++i, ++at) {
       const int64_t id = data.records[at].image_id;
-      if (batch.indices[i] < 0) {
+      if (batch.items[i].index < 0) {
         e.unreadable.insert(id);
         continue;
       }
-      for (const ScoredBox& d : to_image_pixels(detections[i], batch.scales[i]))
+      for (const ScoredBox& d : to_image_pixels(detections[i], batch.items[i].scale))
         e.detections.push_back(to_coco(d, id, data.truth));
     }
     if (progress) progress(at - from, to - from);

@@ -17,8 +17,7 @@ inline Batch random_batch(int64_t images, int64_t size, int64_t objects, torch::
       {torch::cat({r.slice(2, 0, 2) * size, 10 + r.slice(2, 2, 4) * size / 3}, 2).to(device),
        torch::randint(80, {images, objects}, torch::kLong).to(device), std::vector<int64_t>(images, objects),
        torch::full({images}, objects, torch::TensorOptions(torch::kLong).device(device))},
-      std::vector<int64_t>(images),
-      std::vector<Scale>(images, {1, 1})};
+      std::vector<Item>(images)};
 }
 inline Input random_input(int64_t images, int64_t size, int64_t objects, torch::Device device) {
   const Batch batch = random_batch(images, size, objects, device);

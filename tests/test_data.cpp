@@ -48,11 +48,17 @@ std::vector<Batch> batches(const Loader::Make& make, int64_t first, int64_t end,
   return all;
 }
 
+std::vector<int64_t> indices(const Batch& batch) {
+  std::vector<int64_t> all;
+  for (const Item& item : batch.items) all.push_back(item.index);
+  return all;
+}
+
 bool same(const std::vector<Batch>& a, const std::vector<Batch>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Batch& x, const Batch& y) {
     return torch::equal(x.images, y.images) && torch::equal(x.targets.boxes, y.targets.boxes) &&
            torch::equal(x.targets.classes, y.targets.classes) && x.targets.counts == y.targets.counts &&
-           x.indices == y.indices;
+           indices(x) == indices(y);
   });
 }
 
@@ -302,7 +308,7 @@ TEST_CASE("data: an image that became unreadable is replaced, in evaluation skip
   const auto all = batches(plain_items(data), 0, 8, 4, {64, 64}, 2);  // two epochs
   for (const Batch& batch : all) {
     for (int b = 0; b < 4; ++b) {
-      const int64_t stands = batch.indices[b] == 2 ? 3 : batch.indices[b];
+      const int64_t stands = batch.items[b].index == 2 ? 3 : batch.items[b].index;
       CHECK(batch.images[b][0][0][0].item<int>() == 50 * (stands + 1));
       REQUIRE(batch.targets.counts[b] == 1);
       CHECK(batch.targets.boxes[b][0][0].item<float>() == stands + 5);  // the box of the replacement
@@ -311,7 +317,7 @@ TEST_CASE("data: an image that became unreadable is replaced, in evaluation skip
   CHECK(data.problems->summary() == std::map<std::string, int64_t>{{"image cannot be used", 1}});
 
   const Batch judged = batches(evaluation_items(data), 0, 4, 4, {64, 64}, 2).at(0);
-  CHECK(judged.indices == std::vector<int64_t>{0, 1, -1, 3});
+  CHECK(indices(judged) == std::vector<int64_t>{0, 1, -1, 3});
   CHECK((judged.images[2] == border_grey).all().item<bool>());
   CHECK(data.problems->summary() == std::map<std::string, int64_t>{{"image cannot be used", 1}});
 
@@ -555,7 +561,7 @@ TEST_CASE("loader: each epoch has every image once, in a new permutation" * runs
   const Dataset data = shapes_dataset(1, 0, 10);
   std::vector<int64_t> seen;
   for (const Batch& b : batches(plain_items(data), 0, 40, 4, {32, 32}, 3))
-    seen.insert(seen.end(), b.indices.begin(), b.indices.end());
+    for (const Item& item : b.items) seen.push_back(item.index);
   std::set<std::vector<int64_t>> orders;
   for (int pass = 0; pass < 4; ++pass) {
     std::vector<int64_t> order(seen.begin() + 10 * pass, seen.begin() + 10 * (pass + 1));
@@ -576,10 +582,10 @@ TEST_CASE("loader: next() throws the exception of a worker, and nothing hangs" *
   };
   for (const int threads : {1, 4}) {
     Loader loader(make, 0, 12, 2, {32, 32}, threads, torch::kCPU);
-    CHECK(loader.next().indices == std::vector<int64_t>{0, 1});
-    CHECK(loader.next().indices == std::vector<int64_t>{2, 3});
+    CHECK(indices(loader.next()) == std::vector<int64_t>{0, 1});
+    CHECK(indices(loader.next()) == std::vector<int64_t>{2, 3});
     CHECK(error_of([&] { loader.next(); }) == "bad_5.jpg cannot be read");
-    CHECK(loader.next().indices == std::vector<int64_t>{6, 7});
+    CHECK(indices(loader.next()) == std::vector<int64_t>{6, 7});
   }
   Loader unused(make, 0, 1000, 2, {32, 32}, 3, torch::kCPU);  // destroyed while workers are busy
   Loader empty(make, 0, 0, 2, {32, 32}, 3, torch::kCPU);
@@ -607,7 +613,7 @@ TEST_CASE("loader: the same threads work in all epochs, and there is no pause be
   };
   Loader loader(make, 0, 20 * 8, 2, {32, 32}, 3, torch::kCPU);  // 20 epochs of 8 images
   for (int64_t batch = 0; batch < 80; ++batch) {
-    CHECK(loader.next().indices == std::vector<int64_t>{2 * batch, 2 * batch + 1});
+    CHECK(indices(loader.next()) == std::vector<int64_t>{2 * batch, 2 * batch + 1});
     // At the end of an epoch the first batch of the next one is already prepared.
     if (batch < 77) {
       for (int i = 0; i < 1000 && !loader.ready(); ++i)
@@ -625,7 +631,7 @@ TEST_CASE("loader: the number of boxes is not limited: an image with 500 beside 
     data.records[0].boxes.push_back({i % 25 * 2.0, i / 25 * 2.0, i % 25 * 2 + 3.0, i / 25 * 2 + 4.0, i % 7});
   const cv::Size size = data.size(0);
   const Batch batch = batches(plain_items(data), 0, 2, 2, size, 2).at(0);
-  const int full = batch.indices[0] == 0 ? 0 : 1;
+  const int full = batch.items[0].index == 0 ? 0 : 1;
   REQUIRE(batch.targets.boxes.sizes() == c10::IntArrayRef{2, 500, 4});
   CHECK(batch.targets.counts[full] == 500);
   CHECK(batch.targets.counts[1 - full] == 0);

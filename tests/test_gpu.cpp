@@ -74,8 +74,11 @@ GPU_TEST("gpu: losses, assignment and gradients equal those of the CPU") {
     return all;
   };
   // No object, one, 300, out of reach of all anchor points, and a normal image.
-  const Targets targets = make_targets(
-      {{}, boxes(1, 0, kSide), boxes(300, 0, kSide), boxes(3, 2 * kSide, 3 * kSide), boxes(12, 0, kSide)});
+  const Targets targets = make_targets({{},
+                                        {boxes(1, 0, kSide)},
+                                        {boxes(300, 0, kSide)},
+                                        {boxes(3, 2 * kSide, 3 * kSide)},
+                                        {boxes(12, 0, kSide)}});
   const auto options = torch::TensorOptions(torch::kDouble);
   const int64_t points = make_anchors(kSide, kSide, options).stride.numel(), n = targets.counts.size();
   torch::manual_seed(2);

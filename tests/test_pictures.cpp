@@ -64,13 +64,12 @@ TEST_CASE("pictures: names beyond ASCII are drawn, or a note says why not; text 
 
 TEST_CASE("pictures: truth is on the left, predictions on the right, each with its title") {
   const Dataset data = shapes_dataset(0, 1, 3);
-  const std::vector<std::vector<Box>> truth(3, {{50, 50, 150, 150, 0}});
-  Batch batch{torch::full({3, 400, 400, 3}, 128, torch::kByte), {}, {0, 1, -1}, {}};
-  const auto drawn_with = [&](const std::vector<std::vector<Box>>& boxes, double score) {
-    batch.targets = make_targets(boxes);
-    return draw_comparison(batch, {3, {{{250, 250, 350, 350, 0}, score}}}, data);
+  Batch batch{torch::full({3, 400, 400, 3}, 128, torch::kByte), {}, {{{}, 0}, {{}, 1}, {{}, -1}}, &data};
+  const auto drawn_with = [&](const std::vector<Box>& boxes, double score) {
+    for (Item& item : batch.items) item.boxes = boxes;
+    return draw_comparison(batch, {3, {{{250, 250, 350, 350, 0}, score}}});
   };
-  const Image empty = drawn_with({{}, {}, {}}, 0.24);
+  const Image empty = drawn_with({}, 0.24);
   CHECK((empty.cols == 4 * 404 - 4 && empty.rows > 800));  // two pairs in a row
   const auto changed = [&](const Image& with) {
     cv::Mat differs;
@@ -78,24 +77,25 @@ TEST_CASE("pictures: truth is on the left, predictions on the right, each with i
     cv::cvtColor(differs, differs, cv::COLOR_BGR2GRAY);
     return cv::boundingRect(differs).x;
   };
-  CHECK(std::abs(changed(drawn_with(truth, 0.24)) - 50) <= 2);
-  CHECK(std::abs(changed(drawn_with({{}, {}, {}}, 0.25)) - (250 + 404)) <= 2);
+  CHECK(std::abs(changed(drawn_with({{50, 50, 150, 150, 0}}, 0.24)) - 50) <= 2);
+  CHECK(std::abs(changed(drawn_with({}, 0.25)) - (250 + 404)) <= 2);
   for (const int x : {0, 404, 808, 1212})  // the title bar has letters over every image
     CHECK_MESSAGE(ink(cv::Mat(empty(cv::Rect(x, 0, 200, 16))) > 150) > 0, x);
-  const Image unreadable = draw_truth(batch, data);
-  batch.indices[2] = 2;
-  CHECK(cv::norm(unreadable, draw_truth(batch, data), cv::NORM_INF) > 0);  // the titles are names of images
+  const Image unreadable = draw_truth(batch);
+  batch.items[2].index = 2;
+  CHECK(cv::norm(unreadable, draw_truth(batch), cv::NORM_INF) > 0);  // the titles are names of images
   // Small images are enlarged, so that text is legible.
-  CHECK(draw_batch(torch::full({2, 64, 64, 3}, 9, torch::kByte), {{}, {}}).cols >= 640);
-  CHECK(draw_batch(torch::full({1, 416, 416, 3}, 9, torch::kByte), {{}}).size() == cv::Size(416, 416));
+  batch.images = torch::full({3, 64, 64, 3}, 9, torch::kByte);
+  CHECK(draw_truth(batch).cols >= 3 * 320);
+  batch.images = torch::full({3, 416, 416, 3}, 9, torch::kByte);
+  CHECK(draw_truth(batch).cols == 3 * 420 - 4);
 }
 
-TEST_CASE("pictures: the truth of a batch has pixels of its images and class names, the smallest first") {
-  const Targets targets = make_targets({{{1, 1, 9, 9, 1}, {2, 2, 30, 40, kIgnoredRegion}}, {}});
-  const auto in_training = labelled_boxes(targets, {"a", "b"});
-  REQUIRE(in_training[0].size() == 2);
-  CHECK(in_training[0][0].text == "b");
-  CHECK(in_training[0][1].box.cls == kIgnoredRegion);
-  CHECK(in_training[0][1].box.x2 == 30);
-  CHECK(in_training[1].empty());
+TEST_CASE("pictures: the truth is labelled with class names, the smallest box first") {
+  const auto labelled = labelled_boxes(
+      std::vector<Box>{{2, 2, 30, 40, kIgnoredRegion}, {3, 3, 50, 50, 0}, {1, 1, 9, 9, 1}}, {"a", "b"});
+  REQUIRE(labelled.size() == 3);
+  CHECK((labelled[0].text == "b" && labelled[1].text.empty() && labelled[2].text == "a"));
+  CHECK(labelled[1].box.cls == kIgnoredRegion);
+  CHECK(labelled[1].box.x2 == 30);
 }

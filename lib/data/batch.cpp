@@ -5,12 +5,6 @@
 
 namespace yolox {
 
-int64_t Targets::total() const {
-  int64_t n = 0;
-  for (const int64_t count : counts) n += count;
-  return n;
-}
-
 Tensor Targets::counts_on(torch::Device device) const {
   return device_counts.defined() ? device_counts : torch::tensor(counts, torch::kLong).to(device);
 }
@@ -24,23 +18,22 @@ Targets Targets::slice(int64_t from, int64_t to) const {
           ignored.defined() ? ignored.slice(0, from, to) : Tensor()};
 }
 
-Targets make_targets(const std::vector<std::vector<Box>>& boxes) {
-  const int64_t n = int64_t(boxes.size());
+Targets make_targets(const std::vector<Item>& items) {
+  const int64_t n = int64_t(items.size());
   int64_t rows = 0, ignored_rows = 0;
   Targets t;
-  for (const auto& of_image : boxes) {
-    const auto ignored =
-        std::count_if(of_image.begin(), of_image.end(), [](const Box& b) { return b.cls == kIgnoredRegion; });
-    t.counts.push_back(int64_t(of_image.size()) - ignored);
+  for (const Item& item : items) {
+    const int64_t ignored = std::ranges::count(item.boxes, kIgnoredRegion, &Box::cls);
+    t.counts.push_back(int64_t(item.boxes.size()) - ignored);
     rows = std::max(rows, t.counts.back());
-    ignored_rows = std::max<int64_t>(ignored_rows, ignored);
+    ignored_rows = std::max(ignored_rows, ignored);
   }
   t.boxes = torch::zeros({n, rows, 4});
   t.classes = torch::zeros({n, rows}, torch::kLong);
   if (ignored_rows > 0) t.ignored = torch::zeros({n, ignored_rows, 4});
   for (int64_t i = 0; i < n; ++i) {
     int64_t g = 0, k = 0;
-    for (const Box& b : boxes[i]) {
+    for (const Box& b : items[i].boxes) {
       const bool is_ignored = b.cls == kIgnoredRegion;
       const double row[4] = {(b.x1 + b.x2) / 2, (b.y1 + b.y2) / 2, b.x2 - b.x1, b.y2 - b.y1};
       float* to = is_ignored ? t.ignored.data_ptr<float>() + 4 * (i * ignored_rows + k++)

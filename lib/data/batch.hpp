@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "base/random.hpp"
@@ -33,8 +34,7 @@ struct Targets {
   Tensor ignored = {};        // [B, I, 4] regions in the form of `boxes`, padded with zeros; undefined: none
   bool sorted_bounds = false;
 
-  // Sum of `counts`.
-  int64_t total() const;
+  int64_t total() const { return std::reduce(counts.begin(), counts.end()); }
   // Returns the exact number of objects of each image, [B] int64.
   Tensor counts_on(torch::Device device) const;
   Targets slice(int64_t from, int64_t to) const;
@@ -50,16 +50,15 @@ struct Item {
 struct Dataset;
 
 struct Batch {
-  Tensor images;                  // [B, H, W, 3] uint8, BGR; in pinned memory if the loader has `pinned`
+  Tensor images;                  // [B, H, W, 3] uint8, BGR
   Targets targets;                // in pixels of the images
-  std::vector<int64_t> indices;   // [B] Item::index
-  std::vector<Scale> scales;      // [B] Item::scale
-  const Dataset* data = nullptr;  // of `indices`, in a batch for training
+  std::vector<Item> items = {};   // [B]
+  const Dataset* data = nullptr;  // of the items
 };
 
 // Converts the boxes of each image to the form that the loss uses, padded to the largest count. Boxes of the
 // class kIgnoredRegion become `ignored`.
-Targets make_targets(const std::vector<std::vector<Box>>& boxes);
+Targets make_targets(const std::vector<Item>& items);
 
 // Normalisation of pixels before the network: (pixel / 255 * range - mean) / std, with the channels in
 // `order`. Means and standard deviations are those of yolox/data/data_augment.py (ValTransform).

@@ -47,15 +47,7 @@ Batch Loader::next_on_host() {
   start_batches();
   lock.unlock();
   if (first->error) std::rethrow_exception(first->error);
-  Batch out{first->images, {}, {}, {}};
-  std::vector<std::vector<Box>> boxes;
-  for (Item& item : first->items) {
-    boxes.push_back(std::move(item.boxes));
-    out.indices.push_back(item.index);
-    out.scales.push_back(item.scale);
-  }
-  out.targets = make_targets(boxes);
-  return out;
+  return {first->images, make_targets(first->items), std::move(first->items)};
 }
 
 void Loader::start_batches() {

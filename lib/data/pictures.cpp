@@ -117,21 +117,22 @@ void draw_boxes(cv::Mat& image, const std::vector<LabelledBox>& boxes) {
   }
 }
 
-Image draw_batch(const Tensor& batch, const std::vector<std::vector<LabelledBox>>& boxes,
-                 const std::vector<std::string>& titles) {
+// Draws the first 16 images of a batch, [B, H, W, 3] uint8, with their boxes, each below its title.
+static Image draw_batch(const Tensor& batch, const std::vector<std::vector<LabelledBox>>& boxes,
+                        const std::vector<std::string>& titles) {
   const int n = int(std::min<int64_t>(16, batch.size(0))), columns = std::min(4, n), gap = 4;
   const Tensor images = batch.slice(0, 0, n).cpu().contiguous();
   const cv::Size original(int(images.size(2)), int(images.size(1)));
   const int factor = std::max(1, 320 / std::max(original.width, original.height));
   const cv::Size size = original * factor;
   const int em = std::max(11, std::max(size.width, size.height) / 36);
-  const int caption = titles.empty() ? 0 : line_height(em) + 4, rows = (n + columns - 1) / columns;
+  const int caption = line_height(em) + 4, rows = (n + columns - 1) / columns;
   const cv::Size step(size.width + gap, caption + size.height + gap);
   Image sheet({columns * step.width - gap, rows * step.height - gap}, 40);
   for (int i = 0; i < n; ++i) {
     const cv::Point place(i % columns * step.width, i / columns * step.height);
     cv::Mat title = sheet(cv::Rect(place, cv::Size(size.width, caption)));  // cuts a long title
-    if (caption) draw_text(title, titles[i], {4, 2}, em, cv::Scalar::all(235));
+    draw_text(title, titles[i], {4, 2}, em, cv::Scalar::all(235));
     cv::Mat tile = sheet(cv::Rect(place + cv::Point(0, caption), size));
     const cv::Mat image(original, CV_8UC3, images[i].data_ptr<uint8_t>());
     cv::resize(image, tile, size, 0, 0, cv::INTER_NEAREST);
@@ -143,54 +144,49 @@ Image draw_batch(const Tensor& batch, const std::vector<std::vector<LabelledBox>
   return sheet;
 }
 
-// Returns the names of the images of a batch, without folders.
-static std::vector<std::string> short_names(const Batch& batch, const Dataset& data) {
+std::vector<std::string> image_names(const Batch& batch) {
   std::vector<std::string> names;
-  for (const int64_t i : batch.indices)
-    names.push_back(i < 0 ? "unreadable image" : std::filesystem::path(data.name_of(i)).filename().string());
+  for (const Item& item : batch.items)
+    names.push_back(item.index < 0 ? "unreadable image" : batch.data->name_of(item.index));
   return names;
 }
 
-Image draw_truth(const Batch& batch, const Dataset& data) {
-  return draw_batch(batch.images, labelled_boxes(batch.targets, data.classes), short_names(batch, data));
+// Returns the names of the images of a batch, without folders.
+static std::vector<std::string> short_names(const Batch& batch) {
+  std::vector<std::string> names = image_names(batch);
+  for (std::string& name : names) name = std::filesystem::path(name).filename().string();
+  return names;
 }
 
-Image draw_comparison(const Batch& batch, const std::vector<std::vector<ScoredBox>>& found,
-                      const Dataset& data) {
+Image draw_truth(const Batch& batch) {
+  std::vector<std::vector<LabelledBox>> boxes;
+  for (const Item& item : batch.items) boxes.push_back(labelled_boxes(item.boxes, batch.data->classes));
+  return draw_batch(batch.images, boxes, short_names(batch));
+}
+
+Image draw_comparison(const Batch& batch, const std::vector<std::vector<ScoredBox>>& found) {
   constexpr double kScore = 0.25;
-  const int64_t n = std::min<int64_t>(8, batch.images.size(0));
-  const auto truth = labelled_boxes(batch.targets, data.classes);
-  const auto names = short_names(batch, data);
+  const size_t n = std::min<size_t>(8, found.size());
+  const auto& classes = batch.data->classes;
+  const auto names = short_names(batch);
   std::vector<std::vector<LabelledBox>> boxes;
   std::vector<std::string> titles;
-  for (int64_t i = 0; i < n; ++i) {
-    boxes.insert(boxes.end(), {truth[i], labelled_boxes(found[i], data.classes, kScore)});
+  for (size_t i = 0; i < n; ++i) {
+    boxes.push_back(labelled_boxes(batch.items[i].boxes, classes));
+    boxes.push_back(labelled_boxes(found[i], classes, kScore));
     titles.insert(titles.end(), {"truth: " + names[i], concat("prediction, score at least ", kScore)});
   }
-  return draw_batch(batch.images.slice(0, 0, n).repeat_interleave(2, 0), boxes, titles);
+  return draw_batch(batch.images.slice(0, 0, int64_t(n)).repeat_interleave(2, 0), boxes, titles);
 }
 
-std::vector<std::vector<LabelledBox>> labelled_boxes(const Targets& targets,
-                                                     const std::vector<std::string>& classes) {
-  std::vector<std::vector<LabelledBox>> all(targets.counts.size());
-  const Tensor boxes = targets.boxes.cpu(), cls = targets.classes.cpu();
-  const Tensor ignored =
-      targets.ignored.defined() ? targets.ignored.cpu() : torch::zeros({int64_t(all.size()), 0, 4});
-  const auto area = [](const LabelledBox& b) { return (b.box.x2 - b.box.x1) * (b.box.y2 - b.box.y1); };
-  const auto corners = [](const Tensor& row, int c) {
-    const float* b = row.data_ptr<float>();
-    return Box{b[0] - b[2] / 2, b[1] - b[3] / 2, b[0] + b[2] / 2, b[1] + b[3] / 2, c};
-  };
-  for (size_t i = 0; i < all.size(); ++i) {
-    for (int64_t g = 0; g < targets.counts[i]; ++g) {
-      const int c = int(cls[i][g].item<int64_t>());
-      all[i].push_back({corners(boxes[i][g], c), classes[c]});
-    }
-    for (int64_t k = 0; k < ignored.size(1); ++k)  // the padding has no area
-      if (const Box b = corners(ignored[i][k], kIgnoredRegion); has_area(b)) all[i].push_back({b, ""});
-    std::ranges::stable_sort(all[i], {}, area);  // small boxes are drawn over large ones
-  }
-  return all;
+std::vector<LabelledBox> labelled_boxes(const std::vector<Box>& boxes,
+                                        const std::vector<std::string>& classes) {
+  std::vector<LabelledBox> labelled;
+  for (const Box& b : boxes) labelled.push_back({b, b.cls == kIgnoredRegion ? "" : classes[b.cls]});
+  std::ranges::stable_sort(labelled, {}, [](const LabelledBox& b) {
+    return (b.box.x2 - b.box.x1) * (b.box.y2 - b.box.y1);  // small boxes are drawn over large ones
+  });
+  return labelled;
 }
 
 std::vector<LabelledBox> labelled_boxes(const std::vector<ScoredBox>& found,

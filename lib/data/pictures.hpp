@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "base/torch.hpp"
 #include "data/batch.hpp"
 #include "data/dataset.hpp"
 
@@ -26,23 +25,20 @@ struct LabelledBox {
 // of the class kIgnoredRegion are white.
 void draw_boxes(cv::Mat& image, const std::vector<LabelledBox>& boxes);
 
-// Draws the first 16 images of a batch, [B, H, W, 3] uint8, with their boxes, in rows of four. titles: text
-// above each image; may be empty. Images smaller than 320 pixels are enlarged.
-Image draw_batch(const Tensor& batch, const std::vector<std::vector<LabelledBox>>& boxes,
-                 const std::vector<std::string>& titles = {});
+// Returns the names of the images of a batch.
+std::vector<std::string> image_names(const Batch& batch);
 
-// Draws the first 16 images of a batch with their ground truth.
-Image draw_truth(const Batch& batch, const Dataset& data);
+// Draws the first 16 images of a batch with their names and their ground truth, in rows of four. Images
+// smaller than 320 pixels are enlarged.
+Image draw_truth(const Batch& batch);
 
 // Draws the first 8 images of a batch twice, side by side: with the ground truth, and with the detections of
 // a score of at least 0.25. found: for each image, in its pixels.
-Image draw_comparison(const Batch& batch, const std::vector<std::vector<ScoredBox>>& found,
-                      const Dataset& data);
+Image draw_comparison(const Batch& batch, const std::vector<std::vector<ScoredBox>>& found);
 
-// Returns the ground-truth boxes of each image, labelled with their class names, and its ignored regions, the
-// smallest first.
-std::vector<std::vector<LabelledBox>> labelled_boxes(const Targets& targets,
-                                                     const std::vector<std::string>& classes);
+// Returns the boxes labelled with their class names, the smallest first. Ignored regions have no label.
+std::vector<LabelledBox> labelled_boxes(const std::vector<Box>& boxes,
+                                        const std::vector<std::string>& classes);
 
 // Returns the detections with at least this score, labelled with class name and score.
 std::vector<LabelledBox> labelled_boxes(const std::vector<ScoredBox>& found,

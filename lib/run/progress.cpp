@@ -99,9 +99,9 @@ void Progress::start_step(const Plan& plan, int64_t step, const Batch& batch, do
   waited += seconds;
   made_progress(concat("step ", step));
   if (profile && step > first) profile->step();
-  crash_step(concat("step ", step, " of epoch ", plan.epoch_of(step), "; images: ", image_names(batch)));
-  if (step < 3 && rank == 0)
-    save_image(concat(run, "/train_batch", step, ".jpg"), draw_truth(batch, *batch.data));
+  crash_step(
+      concat("step ", step, " of epoch ", plan.epoch_of(step), "; images: ", listed(image_names(batch), 64)));
+  if (step < 3 && rank == 0) save_image(concat(run, "/train_batch", step, ".jpg"), draw_truth(batch));
 }
 
 int64_t Progress::log_steps(const std::vector<StepRow>& steps, const Plan& plan) {

@@ -349,7 +349,7 @@ static std::string save_failed_step(const std::string& run, Training& t, const P
   const std::string name = rank > 0 ? concat(run, "/nonfinite_rank", rank) : run + "/nonfinite";
   const ImageSize size = plan.sizes.size_at(row.step);
   auto names = empty_list();
-  for (const int64_t i : batch.indices) names.push_back(batch.data->name_of(i));
+  for (const std::string& name : image_names(batch)) names.push_back(name);
   auto losses = empty_dict();
   if (!row.numbers.values.empty()) losses.insert("total", row.numbers.total);
   for (const auto& v : row.numbers.values) losses.insert(v.name, v.value);
@@ -367,7 +367,7 @@ static std::string save_failed_step(const std::string& run, Training& t, const P
   file.insert("classes", batch.targets.classes.cpu());
   if (batch.targets.ignored.defined()) file.insert("ignored", batch.targets.ignored.cpu());
   file.insert("model", to_dict(state_dict(*t.model)));
-  save_image(name + ".jpg", draw_truth(batch, *batch.data));
+  save_image(name + ".jpg", draw_truth(batch));
   try {
     write_pth(name + ".pth", file);
   } catch (const std::exception& e) {
@@ -380,7 +380,7 @@ void report_failed_step(const std::string& run, Training& t, const Plan& plan, c
                         const Batch& batch, int rank) {
   const std::string terms = to_string(failed.row.numbers);
   fail(failed.what(), " at step ", failed.row.step, " (", terms, terms.empty() ? "lr " : ", lr ",
-       failed.row.lr, "; images ", image_names(batch), "); ",
+       failed.row.lr, "; images ", listed(image_names(batch), 64), "); ",
        save_failed_step(run, t, plan, failed.row, batch, rank),
        "; continue from the last checkpoint with a lower lr: ./train --resume ", shell_word(run), " --lr ",
        plan.schedule.lr / 2);
