@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parallel loops and worker threads on the CPU.
+// Parallel loops on the CPU.
 #pragma once
 #include <sched.h>
 
@@ -90,18 +90,6 @@ void parallel_for(int64_t n, const F& f, unsigned max_threads = 0) {
   work();
   for (auto& t : threads) t.join();
   if (error) std::rethrow_exception(error);
-}
-
-// Starts n threads that call work(stop) with their std::stop_token. Throws std::system_error if a thread
-// cannot be created.
-template <class Work>
-void start_workers(std::vector<std::jthread>& workers, int n, const Work& work) {
-  try {
-    for (int i = 0; i < n; ++i) workers.emplace_back(work);
-  } catch (const std::system_error&) {
-    for (std::jthread& w : workers) w.request_stop();  // all, before the first is joined
-    throw;
-  }
 }
 
 }  // namespace yolox

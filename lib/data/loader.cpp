@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/text.hpp"
-#include "base/threads.hpp"
 #include "base/timeout.hpp"
 
 namespace yolox {
@@ -23,13 +22,8 @@ Loader::Loader(Make make, int64_t first, int64_t end, int batch, cv::Size size, 
       device(device),
       pinned(device.is_cuda()) {
   start_batches();
-  start_workers(workers, int(std::clamp<int64_t>(threads, 1, int64_t(kAhead) * batch)),
-                [this](const std::stop_token& stop) { work(stop); });
-}
-
-Loader::~Loader() {
-  // All at once, so that no thread begins another image while the first ones are joined.
-  for (auto& w : workers) w.request_stop();
+  for (int64_t n = std::clamp<int64_t>(threads, 1, int64_t(kAhead) * batch); n > 0; --n)
+    workers.emplace_back([this](const std::stop_token& stop) { work(stop); });
 }
 
 bool Loader::ready() {

@@ -35,7 +35,6 @@ class Loader {
   // positions of two batches, for a rank that loads its part of a larger batch; 0 means `batch`.
   Loader(Make make, int64_t first, int64_t end, int batch, cv::Size size, int threads, torch::Device device,
          int64_t stride = 0);
-  ~Loader();
 
   // Returns true if the workers have finished the batch that follows in memory of the host.
   bool ready();
@@ -86,7 +85,7 @@ class Loader {
   std::condition_variable_any has_work;
   std::condition_variable has_batch;
   std::deque<std::shared_ptr<PendingBatch>> pending;
-  std::vector<std::jthread> workers;  // last, because they use the other members until they are joined
+  std::vector<std::jthread> workers;  // last: they use the other members until they are stopped and joined
 };
 
 }  // namespace yolox
