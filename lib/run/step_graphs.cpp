@@ -22,7 +22,7 @@ static constexpr int64_t kMostGraphs = 128;
 struct StepGraphs::Kind {
   StepInput input;  // in the memory that graphs read
   int64_t steps = 0;
-  std::unique_ptr<CudaGraph> graph;
+  CudaGraph graph;
   std::vector<Tensor> counts_per_step;  // increase of `counts` in each step
   Losses result;
 };
@@ -46,7 +46,7 @@ StepGraphs::~StepGraphs() {
 void StepGraphs::free_graphs() {
   if (graphs == 0) return;
   torch::cuda::synchronize(device.index());  // the latest replay may still run
-  for (auto& [key, kind] : kinds) kind->graph.reset();
+  for (auto& [key, kind] : kinds) kind->graph = nullptr;
   graphs = 0;
 }
 
@@ -65,7 +65,7 @@ Losses StepGraphs::run(const StepInput& input, const Step& step) {
   if (first || (!kind->graph && (graphs >= kMostGraphs || !record_graph(*kind, step))))
     return step(kind->input);
   RECORD_USER_SCOPE("graph");
-  kind->graph->replay();
+  kind->graph();
   if (!counts.empty()) at::_foreach_add_(counts, kind->counts_per_step);
   return kind->result;
 }
@@ -123,7 +123,7 @@ bool StepGraphs::record_graph(Kind& kind, const Step& step) {
   for (const Tensor& t : counts) before.push_back(t.clone());
   std::string why;
   try {
-    kind.graph = std::make_unique<CudaGraph>(device, [&] { kind.result = step(kind.input); });
+    kind.graph = record_cuda_graph(device, [&] { kind.result = step(kind.input); });
     if (++graphs == kMostGraphs)
       log.line(concat("note: there are ", kMostGraphs, " CUDA graphs; steps of other kinds run without one"));
   } catch (const std::exception& e) {

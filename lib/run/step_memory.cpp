@@ -19,7 +19,7 @@ static constexpr double kMaxSlowdown = 1.3;
 
 int64_t RetryInParts::more_parts(const std::exception& e, int64_t now) const {
   // Without its CUDA graph, the step needs less memory; see StepGraphs.
-  if (!is_out_of_memory(e) || CudaGraph::recording()) throw;
+  if (!is_out_of_memory(e) || is_recording_cuda_graph()) throw;
   const std::string what = e.what(), cause = concat(" (", what.substr(0, what.find('\n')), ")");
   const char* least = max_parts > 1 ? "one image at a time" : "a single image";
   check(now < max_parts, "out of memory, even with ", least, "; give a smaller --size or --model", cause);
@@ -43,7 +43,7 @@ int64_t MicroBatches::retry(const std::exception& e, int64_t parts, ImageSize si
   const std::string what =
       concat("out of memory at step ", t.iteration, " with ", size.height, "x", size.width, " pixels");
   int64_t next = parts;
-  if (is_out_of_memory(e) && !CudaGraph::recording() && ranks.alone() && graphs.free_memory())
+  if (is_out_of_memory(e) && !is_recording_cuda_graph() && ranks.alone() && graphs.free_memory())
     log.line(graphs.is_on() ? "note: out of memory; CUDA graphs, which keep the memory of a step, are freed"
                             : "note: out of memory again; training goes on without CUDA graphs");
   else
