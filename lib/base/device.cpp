@@ -3,6 +3,7 @@
 
 #include <ATen/native/ConvUtils.h>
 #include <c10/core/AllocatorConfig.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -66,39 +67,28 @@ torch::Device parse_device(const std::string& name) {
   usage_check(has_gpu(), "--device ", name, ": this build cannot use a GPU; see docs/install.md");
   usage_check(index < int(torch::cuda::device_count()), "--device ", name, ": there are ",
               int(torch::cuda::device_count()), " GPUs");
-#ifdef YOLOX_CUDA
-  c10::cuda::set_device(c10::DeviceIndex(index));
-#endif
-  use_expandable_segments();
   const torch::Device device(torch::kCUDA, c10::DeviceIndex(index));
-  try {
-    torch::ones({1}, device);
-  } catch (const c10::OutOfMemoryError&) {  // the GPU is full; whoever needs memory will report it
-  } catch (const c10::Error& e) {
-    usage_check(std::string(e.what()).find("no kernel image") == std::string::npos, "--device ", name,
-                ": this LibTorch has no kernels for ", device_name(device), "; see docs/install.md");
-    throw;
-  }
-  allow_tf32(false);
-  return device;
-}
-
-void use_expandable_segments() {
-#ifdef YOLOX_CUDA
-  if (std::getenv("PYTORCH_ALLOC_CONF") || std::getenv("PYTORCH_CUDA_ALLOC_CONF")) return;
+  c10::impl::VirtualGuardImpl(torch::kCUDA).setDevice(device);
   // The driver of WSL 2 fails to map memory, at once or only later.
   std::string kernel;
   std::getline(std::ifstream("/proc/sys/kernel/osrelease"), kernel);
-  if (kernel.find("microsoft") != std::string::npos) return;
-  c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
-  try {
-    torch::empty({1 << 22}, torch::TensorOptions(torch::kByte).device(torch::kCUDA));
-  } catch (const c10::OutOfMemoryError&) {  // the GPU is full; whoever needs memory will report it
-  } catch (const c10::Error&) {
-    c10::CachingAllocator::setAllocatorSettings("expandable_segments:False");
-    torch::empty({1 << 22}, torch::TensorOptions(torch::kByte).device(torch::kCUDA));  // throws other errors
-  }
-#endif
+  const bool expands = !std::getenv("PYTORCH_ALLOC_CONF") && !std::getenv("PYTORCH_CUDA_ALLOC_CONF") &&
+                       kernel.find("microsoft") == std::string::npos;
+  if (expands) c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
+  for (const bool is_last : {!expands, true}) try {
+      torch::ones({1 << 20}, device);
+      break;
+    } catch (const c10::OutOfMemoryError&) {  // the GPU is full; whoever needs memory will report it
+      break;
+    } catch (const c10::Error& e) {
+      usage_check(std::string(e.what()).find("no kernel image") == std::string::npos, "--device ", name,
+                  ": this LibTorch has no kernels for ", device_name(device), "; see docs/install.md");
+      if (is_last) throw;
+      // Some virtual GPUs cannot map memory in parts.
+      c10::CachingAllocator::setAllocatorSettings("expandable_segments:False");
+    }
+  allow_tf32(false);
+  return device;
 }
 
 std::string device_name(torch::Device device) {

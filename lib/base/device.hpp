@@ -21,14 +21,10 @@ namespace yolox {
 bool has_gpu();
 
 // Parses "auto" (a GPU if there is one, else the CPU), "cpu", "cuda" or "cuda:N". Makes a GPU the current
-// device, so that no tensor is allocated on another GPU, calls use_expandable_segments(), and turns TF32 off.
+// device, so that no tensor is allocated on another GPU, and turns TF32 off. Lets the caching allocator use
+// expandable segments, which fragment less, unless PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF is set.
 // Throws UsageError if the GPU does not exist. Call it before a GPU is used.
 torch::Device parse_device(const std::string& name);
-
-// Lets the caching allocator of the current GPU use expandable segments, which fragment less. Does nothing if
-// PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF is set. Some virtual GPUs cannot map memory in parts: if a
-// first allocation fails there, expandable segments are turned off again.
-void use_expandable_segments();
 
 // Returns "cpu" or "cuda:0 (NVIDIA H200)".
 std::string device_name(torch::Device device);

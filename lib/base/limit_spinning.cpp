@@ -6,29 +6,22 @@
 // this file to each program.
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <cstring>
-#include <initializer_list>
+#include <cstdlib>
 
 // Runs before the constructors of all libraries: those of torch take a fifth of a second, twice if the
 // program started again in main(). The C library is not initialised yet.
 [[maybe_unused]] static void limit_spinning(int, char** argv, char** environment) {
   char folder[4096], deleted[] = "error: the working folder was deleted; change to a folder that exists\n";
   if (!getcwd(folder, sizeof folder) && errno == ENOENT) _exit(write(2, deleted, sizeof deleted - 1) > 0);
-  size_t n = 0;
-  for (; environment[n]; ++n)
-    for (const char* policy : {"GOMP_SPINCOUNT=", "OMP_WAIT_POLICY="})
-      if (std::strncmp(environment[n], policy, std::strlen(policy)) == 0) return;
-  const auto longer = static_cast<char**>(__builtin_alloca((n + 2) * sizeof(char*)));
-  std::copy_n(environment, n, longer);
+  environ = environment;
+  if (std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY")) return;
   // Iterations, about half a millisecond. Waking a thread takes longer than that on virtual machines. A
   // longer wait would take the core of another training on the same machine.
-  longer[n] = const_cast<char*>("GOMP_SPINCOUNT=10000");
-  longer[n + 1] = nullptr;
+  setenv("GOMP_SPINCOUNT", "10000", 1);
   char program[4096] = "";
   if (readlink("/proc/self/exe", program, sizeof program - 1) > 0)
-    execve(program, argv, longer);  // on failure the program goes on, with the default spinning
+    execve(program, argv, environ);  // on failure the program goes on, with the default spinning
 }
 
 #ifndef YOLOX_SANITIZED  // sanitizers are not initialised yet, either
