@@ -314,11 +314,8 @@ inline std::optional<Launch> ranks_to_launch(Config& config, const RankInfo& ran
       !config.was_given("device") || config.device == "auto" ||
           (config.gpus > 0 ? config.device == "cuda" : config.procs == 0 || config.device == "cpu"),
       "--device ", config.device, " cannot be used with ",
-      config.gpus > 0 ? "--gpus, which takes the first GPUs; set CUDA_VISIBLE_DEVICES to choose them"
-                      : "--procs, which starts ranks on the CPU",
-      config.was_given("gpus") || config.was_given("procs")
-          ? ""
-          : "; the run has this flag: give --gpus 0 or --procs 0, too");
+      config.gpus > 0 ? "--gpus, which takes the first GPUs of CUDA_VISIBLE_DEVICES; --gpus 0 turns it off"
+                      : "--procs, which starts ranks on the CPU; --procs 0 turns it off");
   if (!is_rank && config.gpus > 0) {
     const auto gpus = torch::cuda::device_count();
     usage_check(config.gpus <= gpus, "--gpus ", config.gpus, ": there are ", int(gpus),
