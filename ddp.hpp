@@ -18,12 +18,14 @@
 #ifdef YOLOX_CUDA
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #endif
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iostream>
@@ -49,8 +51,8 @@ namespace yolox {
 using torch::Tensor;
 
 // The process group as seen by this rank. Every collective must be called by all ranks in the same order,
-// from the same thread of each rank. With a single rank, collectives do nothing. They throw LostRank if
-// another rank has ended.
+// from the same thread of each rank. With a single rank, collectives do nothing. If another rank has
+// ended, they throw an error whose rank_exit_code() is kLostRank.
 class Ranks {
  public:
   // Rendezvous with all other ranks. Throws std::runtime_error after `seconds`, with the ranks that are
@@ -60,9 +62,9 @@ class Ranks {
       : info(info), device(device), seconds(seconds) {
     if (alone()) return;
     if (device.is_cuda()) set_up_nccl(graph);
+    const WaitsFor others("other ranks");
     rendezvous();
     connect(graph);
-    connected = true;
     made_progress("");  // stops the timeout, because ranks may wait while another one checks the images
   }
   Ranks(const Ranks&) = delete;
@@ -70,10 +72,10 @@ class Ranks {
   const RankInfo info;
   bool first() const { return info.rank == 0; }
   bool alone() const { return info.world == 1; }
-  // Returns true if the launcher reports one node and all ranks report the same host name.
+  // Returns true if the launcher reports one node and all ranks are on the same machine, in one container.
   bool same_machine() const {
-    const auto elsewhere = [&](const Peer& p) { return p.machine() != peers[0].machine(); };
-    return info.local_world == info.world && std::none_of(peers.begin(), peers.end(), elsewhere);
+    const auto is_here = [&](const Peer& p) { return p.machine == peers[0].machine; };
+    return info.local_world == info.world && std::ranges::all_of(peers, is_here);
   }
   const c10::intrusive_ptr<c10d::ProcessGroup>& group() const { return processes; }
 
@@ -81,33 +83,14 @@ class Ranks {
 
   // All-reduces `t` (sum) in place. On a GPU the call returns before the result is ready; stream order makes
   // later kernels see it.
-  void sum(Tensor& t) {
-    if (alone()) return;
-    const size_t count = t.numel();
-    if (local && t.is_cpu() && t.scalar_type() == torch::kDouble && t.is_contiguous() &&
-        count <= SharedMemoryGather::kMaxValues)
-      return combine(t.data_ptr<double>(), count, std::plus());
-    all_reduce(*processes, t);
-  }
+  void sum(Tensor& t) { all_reduce(t, c10d::ReduceOp::SUM); }
   // Returns the elementwise sum over all ranks.
   std::vector<double> sum(std::vector<double> values) {
-    if (alone()) return values;
-    Tensor t = torch::from_blob(values.data(), {int64_t(values.size())}, torch::kDouble);
-    sum(t);
-    return values;
+    return all_reduce(std::move(values), c10d::ReduceOp::SUM);
   }
   // Returns the elementwise maximum over all ranks.
   std::vector<double> max(std::vector<double> values) {
-    if (alone()) return values;
-    if (local && values.size() <= SharedMemoryGather::kMaxValues) {
-      combine(values.data(), values.size(), [](double a, double b) { return std::max(a, b); });
-      return values;
-    }
-    std::vector<Tensor> one{torch::from_blob(values.data(), {int64_t(values.size())}, torch::kDouble)};
-    c10d::AllreduceOptions options;
-    options.reduceOp = c10d::ReduceOp::MAX;
-    collective([&] { return processes->allreduce(one, options); });
-    return values;
+    return all_reduce(std::move(values), c10d::ReduceOp::MAX);
   }
   double max(double mine) { return max(std::vector<double>{mine})[0]; }
   // Barrier: returns after all ranks have called it.
@@ -139,15 +122,15 @@ class Ranks {
     sizes = sum(sizes);
     Tensor padded = torch::zeros({std::max<int64_t>(1, int64_t(std::ranges::max(sizes)))}, torch::kDouble);
     std::copy(mine.begin(), mine.end(), padded.data_ptr<double>());
-    std::vector<std::vector<Tensor>> all(1);
-    for (int r = 0; r < info.world; ++r) all[0].push_back(torch::empty_like(padded));
+    std::vector<std::vector<Tensor>> rows{
+        torch::empty({info.world, padded.numel()}, torch::kDouble).unbind()};
     collective([&] {
       std::vector<Tensor> one{padded};
-      return processes->allgather(all, one);
+      return processes->allgather(rows, one);
     });
     std::vector<std::vector<double>> values;
     for (int r = 0; r < info.world; ++r) {
-      const double* v = all[0][r].data_ptr<double>();
+      const auto* v = rows[0][r].const_data_ptr<double>();
       values.emplace_back(v, v + int64_t(sizes[r]));
     }
     return values;
@@ -184,7 +167,7 @@ class Ranks {
   // not wait for the buckets of the Reducer, except with --graph. Valid as long as this object.
   SyncBnCollectives sync_bn_collectives() {
     if (!device.is_cuda()) return {[this](Tensor& t) { sum(t); }};
-    return {[this](Tensor& t) { all_reduce(*sync_bn, t); },
+    return {[this](Tensor& t) { all_reduce(*sync_bn, t, c10d::ReduceOp::SUM); },
             [this](const Tensor& x) {
               Tensor all = torch::empty({info.world, x.numel()}, x.options()), mine = x;
               collective([&] {
@@ -203,7 +186,11 @@ class Ranks {
   void check_equal(const std::vector<Tensor>& tensors, const std::string& when) {
     if (alone()) return;
     uint64_t hash = 0;
-    for (const Tensor& t : tensors) hash = (hash ^ hash_of(t)) * 0x100000001b3;
+    for (const Tensor& tensor : tensors) {
+      const Tensor t = tensor.detach().to(torch::kCPU).contiguous();
+      const std::string_view bytes(static_cast<const char*>(t.const_data_ptr()), t.nbytes());
+      hash = (hash ^ std::hash<std::string_view>()(bytes)) * 0x100000001b3;
+    }
     const auto all = gather({double(hash >> 32), double(hash & 0xffffffff)});
     for (int r = 0; r < info.world; ++r)
       check(all[r] == all[0], when, " rank ", r, " has other weights than rank 0: the ranks have diverged");
@@ -226,8 +213,7 @@ class Ranks {
   // Returns the lowest rank of this machine.
   int first_of_machine() const {
     if (alone()) return 0;
-    const auto is_here = [&](const Peer& p) { return p.machine() == peers[info.rank].machine(); };
-    return int(std::find_if(peers.begin(), peers.end(), is_here) - peers.begin());
+    return int(std::ranges::find(peers, peers[info.rank].machine, &Peer::machine) - peers.begin());
   }
   // Returns work(), which runs on one rank of each machine first, and then on the other ranks. Use it for
   // work that writes a cache on disk, which the other ranks then read. work() must not call collectives.
@@ -284,8 +270,7 @@ class Ranks {
     // The constructor of a store and its first calls never end if another program accepts the connection and
     // does not answer. This timeout ends them. It is longer than `seconds`, so that an error with the missing
     // ranks comes first.
-    const WaitsFor others("other ranks");
-    start_timeout(seconds + (first() ? 10 : 3), concat("rank ", info.rank), alone());
+    start_timeout(seconds + (first() ? 10 : 3), concat("rank ", info.rank));
     made_progress("the connection to rank 0 at " + store_address());
     open_store();
     made_progress("the rendezvous at " + store_address());
@@ -337,56 +322,49 @@ class Ranks {
       }
   }
 
-  // Returns what a rank has stored under "here/RANK". Polls until the time `end`; returns an empty string if
-  // nothing appears. Throws LostRank if rank 0, which hosts the store, has ended.
-  std::string wait_for_peer(int rank, double end) {
-    const std::string key = concat("here/", rank);
-    try {
-      for (; !store->check({key}); std::this_thread::sleep_for(milliseconds(0.02)))
-        if (now() > end) return "";
-      const auto bytes = store->get(key);
-      return {bytes.begin(), bytes.end()};
-    } catch (const std::exception&) {
-      throw LostRank(concat("rank ", info.rank, " lost rank 0 (", store_address(),
-                            "), whose process ended; see the end of the output of that rank"));
-    }
-  }
-
   // Exchanges host, process id and GPU of all ranks through the store. Throws std::runtime_error if ranks are
   // missing after the timeout, or share a GPU.
   void exchange_peers() {
     char host[256] = "";
     gethostname(host, sizeof host - 1);
-    std::string boot = "-";
+    std::string boot;
     std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-    const std::string me = concat(getpid(), " ", host, " ", boot, " ", gpu_address(device));
+    std::error_code unknown;  // process ids of another container have no meaning here
+    const std::string pids = std::filesystem::read_symlink("/proc/self/ns/pid", unknown).string();
+    std::vector<std::string> keys, missing;
+    for (int r = 0; r < info.world; ++r) keys.push_back(concat("here/", r));
     // torchrun counts no restart if a machine joins or leaves.
-    check(!info.agent_hosts_store || !store->check({concat("here/", info.rank)}), "rank ", info.rank,
+    check(!info.agent_hosts_store || !store->check({keys[info.rank]}), "rank ", info.rank,
           " finds itself in the store of torchrun, which still has an earlier attempt; start torchrun with ",
           "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1");
-    store->set(concat("here/", info.rank), std::vector<uint8_t>(me.begin(), me.end()));
-    peers.resize(info.world);
-    std::vector<std::string> missing;
-    const double start = now();
-    for (const double limit : {std::min(5.0, seconds / 2), seconds}) {
+    store->set(keys[info.rank],
+               concat(getpid(), " ", host, " ", host, "/", boot, "/", pids, " ", gpu_address(device)));
+    for (const bool last : {false, true}) {
+      const double early = std::min(5.0, seconds / 2);
+      try {
+        store->wait(keys, milliseconds(last ? seconds - early : early));
+        break;
+      } catch (const std::exception&) {}  // check() throws if rank 0 has ended
       missing.clear();
-      for (int r = 0; r < info.world; ++r) {
-        std::istringstream in(wait_for_peer(r, start + limit));
-        Peer& p = peers[r];
-        if (!(in >> p.process >> p.host >> p.boot)) missing.push_back(concat(r));
-        in >> p.gpu;
-      }
-      if (missing.empty()) return check_gpus(peers);
-      if (limit < seconds && first() && !info.launched)  // in a shell of `srun --pty`, none will come
+      for (int r = 0; r < info.world; ++r)
+        if (!store->check({keys[r]})) missing.push_back(concat(r));
+      if (!last && first() && !info.launched)  // in a shell of `srun --pty`, none will come
         std::cerr << concat("note: waiting for rank ", listed(missing, 16), " of ", info.world, " (",
                             info.variable, "=", info.world, ") at ", store_address(), ", up to ", seconds,
                             " s. To train with this process alone: ", info.variable, "=1 ./train ...")
                   << std::endl;
+      if (!last) continue;
+      if (first()) std::this_thread::sleep_for(std::chrono::seconds(2));  // other ranks still read the store
+      fail(missing.size() == 1 ? "rank " : "ranks ", listed(missing, 16), " of ", info.world,
+           " did not reach the rendezvous at ", store_address(), " within ", seconds,
+           " s; check that all ranks run, with the same world size");
     }
-    if (first()) std::this_thread::sleep_for(std::chrono::seconds(2));  // other ranks still read the store
-    fail(missing.size() == 1 ? "rank " : "ranks ", listed(missing, 16), " of ", info.world,
-         " did not reach the rendezvous at ", store_address(), " within ", seconds, " s; rank 0 is on ",
-         peers[0].text(), "; check that all ranks run, with the same world size");
+    for (const std::string& key : keys) {
+      std::istringstream in(store->get_to_str(key));
+      Peer& p = peers.emplace_back();
+      in >> p.process >> p.host >> p.machine >> p.gpu;
+    }
+    check_gpus(peers);
   }
 
   // ---- process groups
@@ -404,20 +382,13 @@ class Ranks {
     options->devices.push_back(
         interface.empty() ? c10d::ProcessGroupGloo::createDeviceForHostname(own_address(info, same_machine()))
                           : c10d::ProcessGroupGloo::createDeviceForInterface(interface));
-    collective([&] {
-      processes->setBackend(
-          torch::kCPU, Kind::GLOO,
-          c10::make_intrusive<c10d::ProcessGroupGloo>(store, info.rank, info.world, options));
-      return c10::intrusive_ptr<c10d::Work>();
-    });
+    processes->setBackend(torch::kCPU, Kind::GLOO,
+                          c10::make_intrusive<c10d::ProcessGroupGloo>(store, info.rank, info.world, options));
     processes->setDefaultBackend(Kind::GLOO);
     if (same_machine()) share_memory();
 #ifdef YOLOX_CUDA
     if (!device.is_cuda()) return;
-    const char* remedy =
-        "; if the GPUs cannot reach each other over PCIe (ACS, IOMMU), NCCL_P2P_DISABLE=1 helps; "
-        "NCCL_DEBUG=INFO says more";
-    start_timeout(kNcclSeconds, name(), alone(), remedy);
+    start_timeout(kNcclSeconds, name(), kNcclRemedy);
     made_progress("the start of NCCL");
     processes->setBackend(torch::kCUDA, Kind::NCCL, connect_nccl("all"));
     processes->setDefaultBackend(Kind::NCCL);
@@ -435,8 +406,9 @@ class Ranks {
     processes.release();  // the destructors would wait for the other ranks
     sync_bn.release();
     const std::string what = e.what();
-    if (dynamic_cast<const LostRank*>(&e) || what.find("NCCL") == std::string::npos) throw;
-    throw NcclError(concat("NCCL cannot connect the GPUs: ", nccl_cause(what), nccl_remedy(what)));
+    if (what.find("NCCL") == std::string::npos || what.find("remote process exited") != std::string::npos)
+      throw;  // another rank has ended
+    throw RankError(kNcclFailed, concat("NCCL cannot connect the GPUs: ", nccl_cause(what), kNcclRemedy));
   }
 #ifdef YOLOX_CUDA
   static constexpr double kNcclSeconds = 90;  // longest start of NCCL
@@ -452,10 +424,16 @@ class Ranks {
 
   // Sets up `local`. Call it only if all ranks run on this machine.
   void share_memory() {
-    auto sums = std::make_unique<SharedMemoryGather>(info.rank, info.world);
-    const bool open = sums->open(broadcast(first() ? sums->create() : ""));
-    for (int r = 0; r < info.world; ++r) sums->set_process(r, peers[r].process);
-    if (max(!open) == 0) local = std::move(sums);
+    const int fd = first() ? memfd_create("yolox-ranks", MFD_CLOEXEC) : -1;
+    const std::string path = broadcast(concat("/proc/", getpid(), "/fd/", fd));
+    std::vector<pid_t> pids;
+    for (const Peer& p : peers) pids.push_back(p.process);
+    std::unique_ptr<SharedMemory> memory;
+    try {
+      memory = std::make_unique<SharedMemory>(path, info.rank, pids);
+    } catch (const c10::Error&) {}
+    if (max(!memory) == 0) local = std::move(memory);
+    if (fd >= 0) close(fd);  // the kernel frees the memory when no rank has it mapped
   }
 
   // ---- collectives
@@ -468,63 +446,53 @@ class Ranks {
     const WaitsFor others{"other ranks"};
   };
 
-  // All-reduces `t` (sum) in place. On a GPU on the current stream, without events and a second stream.
+  // All-reduces `t` in place. On a GPU on the current stream, without events and a second stream.
   template <class Group>
-  void all_reduce(Group& group, Tensor& t) {
+  void all_reduce(Group& group, Tensor& t, c10d::ReduceOp::RedOpType operation) {
     collective([&] {
       std::vector<Tensor> one{t};
       c10d::AllreduceOptions options;
+      options.reduceOp = operation;
       options.asyncOp = false;
       return group.allreduce(one, options);
     });
   }
-  // Waits for the collective that begin() starts. Throws LostRank if a connection breaks.
+  // The same over the process group of the tensor's device. Small vectors go through shared memory.
+  void all_reduce(Tensor& t, c10d::ReduceOp::RedOpType operation) {
+    if (alone()) return;
+    const size_t count = t.numel();
+    if (!local || !t.is_cpu() || t.scalar_type() != torch::kDouble || !t.is_contiguous() ||
+        count > SharedMemory::kMaxValues)
+      return all_reduce(*processes, t, operation);
+    const bool adds = operation == c10d::ReduceOp::SUM;
+    RECORD_USER_SCOPE("reduce");
+    const Wait wait{waiting};
+    const int gone = local->all_reduce(t.data_ptr<double>(), count,
+                                       [adds](double a, double b) { return adds ? a + b : std::max(a, b); });
+    if (gone >= 0)
+      throw RankError(kLostRank, concat("rank ", info.rank, " lost rank ", gone, " (", location(gone),
+                                        "), whose process ended; see the end of the output of that rank"));
+  }
+  std::vector<double> all_reduce(std::vector<double> values, c10d::ReduceOp::RedOpType operation) {
+    Tensor t = torch::from_blob(values.data(), {int64_t(values.size())}, torch::kDouble);
+    all_reduce(t, operation);
+    return values;
+  }
+  // Waits for the collective that begin() starts.
   template <class Begin>
   void collective(const Begin& begin) {
     RECORD_USER_SCOPE("reduce");
     const Wait wait{waiting};
-    try {
-      if (const auto work = begin()) work->wait();
-    } catch (const std::exception& e) {
-      const std::string what = e.what();
-      const bool of_nccl =
-          what.find("NCCL") != std::string::npos && what.find("remote process exited") == std::string::npos;
-      if (is_local_error(e) || (!connected && of_nccl)) throw;
-      throw LostRank(concat("rank ", info.rank, " lost another rank (", nccl_cause(what),
-                            "); see the end of the output of that rank"));
-    }
+    if (const auto work = begin()) work->wait();
   }
-  // The same through shared memory, in place, with any binary operation.
-  template <class Operation>
-  void combine(double* values, size_t count, const Operation& operation) {
-    RECORD_USER_SCOPE("reduce");
-    const Wait wait{waiting};
-    const std::vector<double> mine(values, values + count);
-    bool is_first = true;
-    const int gone = local->exchange(mine.data(), count, [&](const double* v) {
-      for (size_t i = 0; i < count; ++i) values[i] = is_first ? v[i] : operation(values[i], v[i]);
-      is_first = false;
-    });
-    if (gone >= 0)
-      throw LostRank(concat("rank ", info.rank, " lost rank ", gone, " (", location(gone),
-                            "), whose process ended; see the end of the output of that rank"));
-  }
-
-  // Returns a hash of the bytes of a tensor.
-  static uint64_t hash_of(const Tensor& tensor) {
-    const Tensor t = tensor.detach().to(torch::kCPU).contiguous();
-    return std::hash<std::string_view>()({static_cast<const char*>(t.const_data_ptr()), t.nbytes()});
-  }
-
   const torch::Device device;
   const double seconds;  // timeout
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::ProcessGroup> processes;
   c10::intrusive_ptr<c10d::Backend> sync_bn;  // on a GPU: the communicator of SyncBN
   std::vector<Peer> peers;                    // by rank; empty before the rendezvous
-  bool connected = false;                     // connect() is done
   double waiting = 0;
-  std::unique_ptr<SharedMemoryGather> local;
+  std::unique_ptr<SharedMemory> local;  // null: on several machines, or if there is none
 };
 
 // All-reduces gradients (mean over the ranks) during backward: a bucket is reduced as soon as its last

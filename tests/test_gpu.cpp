@@ -333,7 +333,7 @@ TEST_CASE("gpu: child: the GPU fails" * doctest::test_suite("ranks") * doctest::
       Trainer trainer("yolox-nano", kGpu, "off");
       trainer.start(batch, 0.001);
       simulated_cuda::hang();
-      start_timeout(5, "rank 3", /*alone=*/true);
+      start_timeout(5, "rank 3");
       made_progress("step 7");
       for (int i = 0; i < 3; ++i) trainer.start(batch, 0.001);
     }

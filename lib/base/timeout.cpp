@@ -19,20 +19,15 @@ static std::mutex timeout_mutex;
 static std::string &timeout_process = *new std::string, &timeout_where = *new std::string;
 static const char* timeout_remedy = nullptr;
 static double timeout_seconds = 0, timeout_age = 0;  // age: seconds of run time since the last progress
-static bool timeout_alone = true;
 static std::atomic<const char*> waited_for{nullptr};
 
 [[noreturn]] static void end_after_timeout() {
-  const char* what = waited_for;
-  const std::string waits_for = what ? what : "";
-  std::string does = waits_for.empty() ? "it computes" : "it waits for " + waits_for;
-  bool for_ranks = waits_for == "other ranks";
-  if (for_ranks) does += "; see the end of their output";
-  if (waits_for == "the GPU") {
-    for_ranks = !timeout_alone;
-    does += concat(for_ranks ? ", which may wait for other ranks" : "",
-                   "; if the GPU has failed, `dmesg` has a line with Xid, see docs/troubleshooting.md");
-  }
+  const char* waits_for = waited_for;
+  const std::string_view what = waits_for ? waits_for : "";
+  const bool for_ranks = what.ends_with("other ranks"), for_gpu = what.starts_with("the GPU");
+  const std::string does = concat(
+      what.empty() ? "it computes" : "it waits for ", what, for_ranks ? "; see the end of their output" : "",
+      for_gpu ? "; if the GPU has failed, `dmesg` has a line with Xid, see docs/troubleshooting.md" : "");
   const std::string line =
       concat("error: ", timeout_process, " has been at ", timeout_where, " for ", int64_t(timeout_age), " s",
              timeout_remedy ? timeout_remedy : concat(" (--timeout): ", does), "\n");
@@ -40,12 +35,11 @@ static std::atomic<const char*> waited_for{nullptr};
   _exit(write(2, line.data(), line.size()) > 0 ? code : 1);
 }
 
-void start_timeout(double seconds, const std::string& process, bool alone, const char* nccl_remedy) {
+void start_timeout(double seconds, const std::string& process, const char* nccl_remedy) {
   std::lock_guard lock(timeout_mutex);
   timeout_seconds = seconds;
   timeout_process = process;
   timeout_where.clear();
-  timeout_alone = alone;
   timeout_remedy = nccl_remedy;
   static bool has_thread = false;
   if (std::exchange(has_thread, true)) return;

@@ -12,17 +12,16 @@ namespace yolox {
 constexpr int kLostRank = 75, kNcclFailed = 77;
 
 // Sets the timeout. It begins with the first call of made_progress(). When it expires, the process ends: with
-// kLostRank if it waits for other ranks, or for a GPU that may wait for them, otherwise with 1.
-// process: what this process is, for the message. alone: there are no other ranks. nccl_remedy: what
-// helps, while NCCL connects the GPUs; the process then ends with kNcclFailed.
-void start_timeout(double seconds, const std::string& process, bool alone, const char* nccl_remedy = nullptr);
+// kLostRank if it waits for other ranks, otherwise with 1. process: what this process is, for the message.
+// nccl_remedy: what helps, while NCCL connects the GPUs; the process then ends with kNcclFailed.
+void start_timeout(double seconds, const std::string& process, const char* nccl_remedy = nullptr);
 
 // Restarts the timeout. Call it after each step, evaluated batch and save. where: what this process does from
 // now on, as "step 12", "the evaluation after step 40". Empty: stops the timeout until the next call.
 void made_progress(const std::string& where);
 
-// Scope guard: this process waits for `what`: "other ranks", "the data loader" or "the GPU". The innermost
-// guard counts. A null pointer: it computes.
+// Scope guard: this process waits for `what`: "other ranks", "the data loader", "the GPU", or "the GPU, or
+// other ranks". The innermost guard counts. A null pointer: it computes.
 struct WaitsFor {
   explicit WaitsFor(const char* what);
   ~WaitsFor();

@@ -103,11 +103,8 @@ static std::string describe_exit_status(int status) {
 // Returns the last 8 lines in a memory file, indented, without empty lines, as the end of a sentence; "" if
 // there is none.
 static std::string last_lines(int file) {
-  std::string text(8192, '\0');
-  const off_t from = std::max<off_t>(0, lseek(file, 0, SEEK_END) - off_t(text.size()));
-  text.resize(size_t(std::max<ssize_t>(0, pread(file, text.data(), text.size(), from))));
   std::deque<std::string> lines;
-  std::istringstream in(text);
+  std::ifstream in(concat("/proc/self/fd/", file));  // from the beginning
   for (std::string line; std::getline(in, line);) {
     if (!line.empty()) lines.push_back("\n  " + line);
     if (lines.size() > 8) lines.pop_front();
@@ -135,7 +132,6 @@ static int run_ranks(int count, const std::vector<std::string>& words) {
   const auto lost = [&](int k) {
     return WIFEXITED(ranks[k].status) && WEXITSTATUS(ranks[k].status) == kLostRank;
   };
-  const auto can_end = [](const Child& c) { return c.pid && process_state(c.pid) != 'T'; };
   for (; living > 0; usleep(20000)) {
     if (stop_requests != passed_on) {
       passed_on = stop_requests;
@@ -150,9 +146,8 @@ static int run_ranks(int count, const std::vector<std::string>& words) {
       if (failed < 0) ended_at = now();
       if (failed < 0 || (lost(failed) && !lost(i) && had_not_ended.empty())) failed = i;
     }
-    if (failed < 0 || !had_not_ended.empty()) continue;
     // The other ranks have 5 s to notice the failure, print their errors and end.
-    if (now() - ended_at <= 5 && std::any_of(ranks.begin(), ranks.end(), can_end)) continue;
+    if (failed < 0 || !had_not_ended.empty() || now() - ended_at <= 5) continue;
     for (int i = 0; i < count; ++i)
       if (ranks[i].pid) had_not_ended += concat("; rank ", i, " had not ended");
     signal_all(SIGKILL);
@@ -325,13 +320,14 @@ bool is_local_error(const std::exception& e) {
          what.find("unhandled cuda error") != std::string::npos;
 }
 
-bool is_lost_rank_error(const std::exception& e) {
+int rank_exit_code(const std::exception& e) {
+  if (const auto* error = dynamic_cast<const RankError*>(&e)) return error->code;
+  if (is_local_error(e)) return 0;
   const std::string what = e.what();
-  if (is_local_error(e) || dynamic_cast<const NcclError*>(&e)) return false;
   for (const char* words : {"third_party/gloo", "Connection closed by peer", "Connection reset by peer",
                             "Broken pipe", "NCCL error", "NCCL communicator was aborted"})
-    if (what.find(words) != std::string::npos) return true;
-  return dynamic_cast<const LostRank*>(&e) != nullptr;
+    if (what.find(words) != std::string::npos) return kLostRank;
+  return dynamic_cast<const c10::DistError*>(&e) ? kLostRank : 0;  // of a store
 }
 
 int run_rank(const std::function<int()>& program, const std::function<void()>& failed) {
@@ -341,18 +337,11 @@ int run_rank(const std::function<int()>& program, const std::function<void()>& f
       code = program();
     } catch (const UsageError&) {
       throw;
-    } catch (const NeedsRestart&) {
-      code = kNeedsRestart;
-      throw;
-    } catch (const NcclError&) {
-      code = kNcclFailed;
-      throw;
     } catch (const std::exception& e) {
-      if (is_lost_rank_error(e))
-        code = kLostRank;
-      else
-        failed();
-      throw;
+      code = rank_exit_code(e);
+      if (code == 0) failed();
+      if (code != kLostRank || dynamic_cast<const RankError*>(&e)) throw;
+      fail("lost another rank (", nccl_cause(e.what()), "); see the end of the output of that rank");
     }
   });
   return code ? code : error;
@@ -383,23 +372,12 @@ std::string nccl_cause(const std::string& what) {
   return cause;
 }
 
-std::string nccl_remedy(const std::string& what) {
-  const auto has = [&](const char* words) { return what.find(words) != std::string::npos; };
-  if (has("/dev/shm") || has("shared memory"))
-    return "; a container needs more shared memory: docker run --shm-size 1g, or --ipc host";
-  if (has("interface") || has("Bootstrap"))
-    return "; name the network interface that reaches the other ranks in NCCL_SOCKET_IFNAME";
-  if (has("peer access") || has("P2P") || has("IPC") || has("illegal memory access"))
-    return "; the GPUs cannot reach each other directly (ACS, IOMMU): set NCCL_P2P_DISABLE=1";
-  return "; NCCL_DEBUG=INFO says more, see docs/troubleshooting.md";
-}
-
 void check_gpus(const std::vector<Peer>& peers) {
   std::map<std::string, size_t> ranks;  // by GPU
   for (size_t r = 0; r < peers.size(); ++r) {
     const Peer& p = peers[r];
     if (p.gpu.empty()) continue;
-    const auto [other, is_new] = ranks.emplace(p.machine() + " " + p.gpu, r);
+    const auto [other, is_new] = ranks.emplace(p.machine + " " + p.gpu, r);
     check(is_new, "rank ", other->second, " and rank ", r, " share a GPU (", p.text(),
           "); each rank needs a whole GPU, not a MIG slice of it: start fewer ranks, or check "
           "CUDA_VISIBLE_DEVICES");

@@ -6,17 +6,14 @@
 // MASTER_PORT. A rank under torchrun reads the same variables, a rank under `srun` those of SLURM.
 // WORLD_SIZE=1 is ignored, because some clusters set it in every process.
 #pragma once
-#include <fcntl.h>
 #include <linux/futex.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <cstring>
 #include <ctime>
 #include <fstream>
 #include <functional>
@@ -26,6 +23,7 @@
 
 #include "base/text.hpp"
 #include "base/timeout.hpp"
+#include "base/torch.hpp"
 
 namespace yolox {
 
@@ -73,7 +71,8 @@ struct RankInfo {
   bool started_by_others() const { return world > 1 && !launched; }
 };
 
-// Exit code of a rank that ended with NeedsRestart.
+// Exit code of a rank of several that ran out of memory in a step. All ranks must resume from the last
+// checkpoint, with the micro-batches of parts_of_run().
 constexpr int kNeedsRestart = 76;
 
 // Returns the value of an environment variable; empty if the variable is not set.
@@ -95,33 +94,23 @@ RankInfo rank_info_from_environment();
 // IPv4 address of the default route. same_machine: all ranks run on this machine.
 std::string own_address(const RankInfo& info, bool same_machine);
 
-// Error of a rank that ends because another rank ended.
-struct LostRank : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-// NCCL cannot connect the GPUs.
-struct NcclError : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-// A rank of several ran out of memory in a step. All ranks must resume from the last checkpoint, with the
-// micro-batches of parts_of_run().
-struct NeedsRestart : std::runtime_error {
-  using std::runtime_error::runtime_error;
+// An error after which a rank ends with an exit code of its own: kLostRank, kNcclFailed or kNeedsRestart.
+struct RankError : std::runtime_error {
+  RankError(int code, const std::string& what) : runtime_error(what), code(code) {}
+  int code;
 };
 
 // Returns true for errors that are caused by this rank although a collective threw them: CUDA errors and out
 // of memory.
 bool is_local_error(const std::exception& e);
 
-// Returns true for LostRank and for errors of torch about a connection to another rank that breaks later.
-bool is_lost_rank_error(const std::exception& e);
+// Returns the code of a RankError, kLostRank for an error of torch about a connection to another rank or the
+// store that broke, and 0 for every other error.
+int rank_exit_code(const std::exception& e);
 
-// Runs program() like run_program() and returns the exit code of the process. program() returns the exit
-// code. The exit code is kLostRank if this rank ended because it lost another rank, so that the launcher can
-// find the rank that failed first, kNeedsRestart for NeedsRestart, kNcclFailed for NcclError. failed():
-// called before any other error is printed, but not for UsageError.
+// Runs program() like run_program() and returns the exit code of the process, which is that of program() or
+// rank_exit_code(): kLostRank tells the launcher that another rank failed first. failed(): called before any
+// other error is printed, but not for UsageError.
 int run_rank(
     const std::function<int()>& program, const std::function<void()>& failed = [] {});
 
@@ -130,16 +119,18 @@ void set_up_nccl(bool graph);
 // Returns the cause in an error of torch about a collective, in one line: the first line without the place in
 // the source, and NCCL's "Last error".
 std::string nccl_cause(const std::string& what);
-// Returns what helps against a failed start of NCCL, as the end of a message.
-std::string nccl_remedy(const std::string& what);
+// What helps against a failed start of NCCL: the end of a message.
+constexpr char kNcclRemedy[] =
+    "; a container needs more shared memory: docker run --shm-size 1g, or --ipc host; if the GPUs cannot "
+    "reach each other directly (ACS, IOMMU), set NCCL_P2P_DISABLE=1; NCCL_SOCKET_IFNAME names the network "
+    "interface; NCCL_DEBUG=INFO says more, see docs/troubleshooting.md";
 
 // Host, process and GPU of a rank.
 struct Peer {
   std::string host;
   pid_t process = 0;
-  std::string gpu;   // PCI address; empty for the CPU
-  std::string boot;  // changes with each start of a machine, and so differs between machines of one name
-  std::string machine() const { return host + " " + boot; }
+  std::string gpu;      // PCI address; empty for the CPU
+  std::string machine;  // differs between machines and containers, also of one name
   std::string text() const { return concat(host, ", process ", process, gpu.empty() ? "" : ", GPU " + gpu); }
 };
 
@@ -147,128 +138,85 @@ struct Peer {
 // one. peers: of all ranks, by rank.
 void check_gpus(const std::vector<Peer>& peers);
 
-// ---- shared memory: exchange of small vectors between the ranks of one machine. A gloo collective uses
-// threads and sockets and takes about a millisecond, however small the vector is. SyncBN needs two
-// all-reduces per batch norm and iteration. An exchange through shared memory takes microseconds.
+// ---- shared memory: sums of small vectors over the ranks of one machine. A gloo collective uses threads and
+// sockets and takes about a millisecond, however small the vector is. SyncBN needs two all-reduces per batch
+// norm and iteration. Through shared memory they take microseconds.
 
-// Returns the state of a process, the third word of /proc/PID/stat: 'T' stopped, 'Z' and 'X' ended. 'X' if
-// there is no such process.
-inline char process_state(pid_t pid) {
-  std::string text;  // "123 (name) T ...", and the name may contain ")"
+// Returns true if a process has ended, also if its parent has not waited for it yet.
+inline bool has_ended(pid_t pid) {
+  std::string text;  // "123 (name) S ...", and the name may contain ")". Z, X: ended
   std::getline(std::ifstream(concat("/proc/", pid, "/stat")), text);
   const size_t name = text.rfind(") ");
-  return name != std::string::npos && name + 2 < text.size() ? text[name + 2] : 'X';
+  return name == std::string::npos || text.find_first_of("ZX", name) == name + 2;
 }
 
-// Shared-memory all-gather for the ranks of one machine.
-class SharedMemoryGather {
+// Shared-memory all-reduce for the ranks of one machine.
+class SharedMemory {
  public:
-  static constexpr size_t kMaxValues = 8192;  // maximum number of values per exchange
+  static constexpr size_t kMaxValues = 8192;  // maximum number of values
 
-  SharedMemoryGather(int rank, int ranks) : rank(rank), pids(ranks) {}
-  ~SharedMemoryGather() {
-    if (memory) munmap(memory, bytes());
-    if (fd >= 0) close(fd);
-  }
-  SharedMemoryGather(const SharedMemoryGather&) = delete;
+  // Maps the memory at `path`, an empty memory file that all ranks open. pids: process ids, by rank. Throws
+  // c10::Error if the memory cannot be mapped.
+  SharedMemory(const std::string& path, int rank, const std::vector<pid_t>& pids)
+      : rank(rank),
+        pids(pids),
+        memory(torch::from_file(path, /*shared=*/true, int64_t(pids.size() * sizeof(Slot)), torch::kByte)) {}
 
-  // Creates the shared memory on rank 0. Returns its address for open(), or an empty string on failure. The
-  // memory is anonymous (memfd), so that the kernel frees it when the processes end.
-  std::string create() {
-    fd = memfd_create("yolox-ranks", MFD_CLOEXEC);
-    const bool made = fd >= 0 && ftruncate(fd, off_t(bytes())) == 0 && map();
-    return made ? concat("/proc/", getpid(), "/fd/", fd, " ", identity()) : "";
-  }
-  // Maps the memory that create() of rank 0 created. Returns false if that is impossible, as between
-  // containers. In this case, call no other function.
-  bool open(const std::string& place) {
-    if (rank == 0) return memory;
-    const size_t space = place.find(' ');
-    if (space == std::string::npos) return false;
-    fd = ::open(place.substr(0, space).c_str(), O_RDWR | O_CLOEXEC);
-    return fd >= 0 && identity() == place.substr(space + 1) && map();
-  }
-  // Sets the process id of another rank. exchange() uses it to detect that the process ended.
-  void set_process(int other, pid_t pid) { pids[other] = pid; }
-
-  // Calls take(values of a rank) for each rank in order. All ranks must call it with the same `count` <=
-  // kMaxValues. Returns the rank whose process ended, or -1 if all ranks run. Throws std::runtime_error if
-  // the counts differ, because the ranks then execute different collectives.
-  template <class Take>
-  int exchange(const double* mine, size_t count, const Take& take) {
-    ++turn;
-    std::memcpy(slot(rank).values[turn % 2], mine, count * sizeof(double));
-    slot(rank).counts[turn % 2] = count;
+  // Replaces the values by the results of operation(a, b) over all ranks, in their order. All ranks must call
+  // it with the same `count` <= kMaxValues. Returns the rank whose process ended, or -1 if all ranks run.
+  // Throws std::runtime_error if the counts differ, because the ranks then execute different collectives.
+  template <class Operation>
+  int all_reduce(double* values, size_t count, const Operation& operation) {
+    // Double buffering: a rank that is one turn ahead writes into the other half. No rank can be two ahead.
+    const size_t half = ++turn % 2;
+    std::copy_n(values, count, slot(rank).values[half]);
+    slot(rank).counts[half] = count;
     slot(rank).turn.store(turn, std::memory_order_release);
-    wake(slot(rank));
-    // Double buffering: a rank that is one exchange ahead writes into the other half. No rank can be two
-    // ahead.
+    futex(slot(rank).turn, FUTEX_WAKE, INT32_MAX, nullptr);
     for (size_t r = 0; r < pids.size(); ++r)
       if (!wait(int(r))) return int(r);
     for (size_t r = 0; r < pids.size(); ++r)
-      check(slot(int(r)).counts[turn % 2] == count, "rank ", rank, " sums ", count, " numbers where rank ", r,
-            " sums ", slot(int(r)).counts[turn % 2], ": the ranks do not run the same program");
-    for (size_t r = 0; r < pids.size(); ++r) take(const_cast<const double*>(slot(int(r)).values[turn % 2]));
+      check(slot(r).counts[half] == count, "rank ", rank, " sums ", count, " numbers where rank ", r,
+            " sums ", slot(r).counts[half], ": the ranks do not run the same program");
+    std::copy_n(slot(0).values[half], count, values);
+    for (size_t r = 1; r < pids.size(); ++r)
+      std::transform(values, values + count, slot(r).values[half], values, operation);
     return -1;
   }
 
  private:
   struct alignas(64) Slot {
-    std::atomic<uint32_t> turn;      // number of the latest exchange whose values this rank has written
-    std::atomic<uint32_t> sleepers;  // number of ranks that sleep on `turn`
-    size_t counts[2];                // number of values of even and odd exchanges
+    std::atomic<uint32_t> turn;  // number of the latest exchange whose values this rank has written
+    size_t counts[2];            // number of values of even and odd exchanges
     alignas(64) double values[2][kMaxValues];
   };
 
-  size_t bytes() const { return pids.size() * sizeof(Slot); }
-  Slot& slot(int r) { return static_cast<Slot*>(memory)[r]; }
-  bool map() {
-    memory = mmap(nullptr, bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (memory == MAP_FAILED) memory = nullptr;
-    return memory;
-  }
-  // Returns device and inode of the memory, and the inode of the PID namespace. The PID namespace must be
-  // equal, because process ids of another container have no meaning here.
-  std::string identity() const {
-    struct stat own = {}, processes = {};
-    const bool known = fstat(fd, &own) == 0 && stat("/proc/self/ns/pid", &processes) == 0;
-    return known ? concat(own.st_dev, ":", own.st_ino, ":", processes.st_ino) : "";
-  }
-
+  Slot& slot(size_t r) { return static_cast<Slot*>(memory.data_ptr())[r]; }
   static long futex(std::atomic<uint32_t>& word, int what, uint32_t value, const timespec* timeout) {
     return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), what, value, timeout, nullptr, 0);
-  }
-  static void wake(Slot& s) {
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (s.sleepers.load() > 0) futex(s.turn, FUTEX_WAKE, INT32_MAX, nullptr);
   }
   // Waits until rank r has written its values. Returns false if its process ended. Spins for some
   // microseconds, then sleeps on a futex, because other processes may need the core.
   bool wait(int r) {
-    Slot& s = slot(r);
-    const auto there = [&] { return int32_t(s.turn.load(std::memory_order_acquire) - turn) >= 0; };
-    for (int i = 0; i < 2000; ++i) {
-      if (there()) return true;
-#ifdef __x86_64__
-      __builtin_ia32_pause();
-#endif
-    }
+    std::atomic<uint32_t>& written = slot(r).turn;
     const timespec timeout{0, 50000000};
-    for (char state = 'R'; !there(); state = process_state(pids[r])) {
-      if (state == 'Z' || state == 'X') return false;
-      ++s.sleepers;
-      std::atomic_thread_fence(std::memory_order_seq_cst);
-      const uint32_t seen = s.turn.load();
-      if (int32_t(seen - turn) < 0) futex(s.turn, FUTEX_WAIT, seen, &timeout);
-      --s.sleepers;
+    uint32_t seen;
+    for (int i = 0; int32_t((seen = written.load(std::memory_order_acquire)) - turn) < 0; ++i) {
+      if (i < 2000) {
+#ifdef __x86_64__
+        __builtin_ia32_pause();
+#endif
+      } else {
+        futex(written, FUTEX_WAIT, seen, &timeout);
+        if (has_ended(pids[r]) && written == seen) return false;
+      }
     }
     return true;
   }
 
   const int rank;
-  std::vector<pid_t> pids;
-  void* memory = nullptr;
-  int fd = -1;
+  const std::vector<pid_t> pids;
+  const torch::Tensor memory;
   uint32_t turn = 0;
 };
 

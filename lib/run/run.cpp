@@ -279,7 +279,7 @@ void start_run(const std::string& run, const Config& config, const SavedRun& sav
   if (!saved) saver.save(t, "last.pth", log);  // so that the run can be resumed from the start
   ranks.barrier();                             // last.pth exists now
   catch_signals();
-  start_timeout(config.timeout, ranks.name(), ranks.alone());
+  start_timeout(config.timeout, ranks.name());
   made_progress("the start");
 }
 

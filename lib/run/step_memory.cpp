@@ -50,8 +50,9 @@ int64_t MicroBatches::retry(const std::exception& e, int64_t parts, ImageSize si
     next = in_parts.more_parts(e, parts);
   if (!ranks.alone()) {
     save_parts(run, next);
-    throw NeedsRestart(concat(what, " on rank ", ranks.info.rank,
-                              "; resume the run, which then computes each step in ", next, " micro-batches"));
+    throw RankError(kNeedsRestart,
+                    concat(what, " on rank ", ranks.info.rank,
+                           "; resume the run, which then computes each step in ", next, " micro-batches"));
   }
   free_failed_backward(t.device());
   t.optimizer.zero_grad();

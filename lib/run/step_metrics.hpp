@@ -119,7 +119,7 @@ class UnreadSteps {
   // Adds a step whose kernels have been launched. Waits until the GPU has ended the step before the previous
   // one, because each step in advance needs the memory of its batch.
   void add(int64_t step, double lr, const DtrStep& dtr, const Losses& l) {
-    const WaitsFor gpu("the GPU");
+    const WaitsFor gpu(alone ? "the GPU" : "the GPU, or other ranks");
     StepRow row{step, lr, dtr, {}};
     std::vector<Tensor> all{l.total};
     for (const auto& v : l.values) {
@@ -146,7 +146,7 @@ class UnreadSteps {
   // Waits for the steps and returns them with their numbers.
   std::vector<StepRow> read() {
     if (rows.empty()) return {};
-    const WaitsFor gpu("the GPU");
+    const WaitsFor gpu(alone ? "the GPU" : "the GPU, or other ranks");
     const Tensor read = torch::cat(values).to(torch::kCPU, torch::kDouble);
     const double* next = read.const_data_ptr<double>();
     for (StepRow& row : rows) {
