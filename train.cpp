@@ -97,12 +97,12 @@ struct TrainStep {
 };
 
 // Ends an epoch or the run: evaluates, and writes best.pth and last.pth.
-static void end_of_epoch(Training& t, const Plan& plan, const Splits& data, Ranks& ranks,
-                         Evaluator& evaluator, Saver& saver, Progress& progress, Log& log) {
+static void end_of_epoch(Training& t, const Plan& plan, const Splits& data, EvalSettings& settings,
+                         Ranks& ranks, Saver& saver, Progress& progress, Log& log) {
   progress.log_ranks(ranks);
   if (plan.evaluates_after(t.iteration)) {
     if (saver.last_step != t.iteration) saver.save(t, "last.pth", log);  // a signal may end the evaluation
-    const Evaluation e = evaluator.evaluate(t, log);
+    const Evaluation e = evaluate(t, data.val, settings, ranks, log);
     if (!e.complete) return;
     const double score = ranks.broadcast(score_of(e).value);
     const Best before = t.best;
@@ -112,7 +112,7 @@ static void end_of_epoch(Training& t, const Plan& plan, const Splits& data, Rank
     progress.log_evaluation(t.iteration, e, plan, gain);
     const bool saved =
         (gain || (none && before.score < 0)) && ranks.broadcast(saver.save(t, "best.pth", log)) > 0;
-    if (saved) evaluator.save(t, e, log);
+    if (saved && ranks.first()) save_evaluation(saver.run, t, e, data.val, log);
     if (!saved) t.best.score = before.score;
     // An evaluation within an epoch, at the end of --max-iters, does not count as the best in last.pth, so
     // that a resumed run equals a run without interruption.
@@ -121,12 +121,6 @@ static void end_of_epoch(Training& t, const Plan& plan, const Splits& data, Rank
   t.epochs = t.iteration / plan.per_epoch;
   saver.save(t, "last.pth", log, /*must=*/is_complete(t, plan));
   progress.end_epoch(t, plan, data, ranks);
-}
-
-// Returns the input of a step, counted from 0. ema_updates: of the steps before.
-static StepInput step_input(const Plan& plan, int64_t step, int64_t ema_updates, const Batch& batch) {
-  return {batch, plan.sizes.size_at(step), step >= plan.first_no_aug_iteration,
-          learning_rate(plan.schedule, step), ema_decay(plan.ema, ema_updates + 1)};
 }
 
 // Trains and returns the exit code. With --gpus or --procs, starts the ranks instead.
@@ -151,9 +145,8 @@ static StepInput step_input(const Plan& plan, int64_t step, int64_t ema_updates,
   Ranks& ranks = *new Ranks(rank_info, device, config.timeout, config.graph);
 
   // ---- data
-  lock_resumed_run(saved, ranks);
-  Splits data = load_data(config, config.data, saved.run, ranks);
-  check_ranks(ranks, config, data, saved, device);
+  if (saved && ranks.first()) lock_run_folder(saved.run);
+  Splits data = load_data(config, config.data, saved, device, ranks);
   const int64_t images = data.train.records.size();
 
   // ---- model, weights, optimizer, EMA
@@ -162,22 +155,23 @@ static StepInput step_input(const Plan& plan, int64_t step, int64_t ema_updates,
   WeightsInfo info;
   YOLOX model = new_model(config, saved, data.train, device, info, saved.notes);
   const ImageSize base{int(info.height), int(info.width)};
-  if (config.dry_run) return dry_run(config, data, model, base, device, saved.notes, ranks);
+  if (config.dry_run) return dry_run(config, data, model, device, saved.notes, ranks);
   YOLOX ema = config.ema == 0 ? YOLOX(nullptr) : copy_of(model, device);
   Training t = new_training(config, model, ema, info, data.train, device, /*casts_together=*/!dtr.on());
 
   // ---- run folder, log, batch size, plan, checkpoint, start of the run
-  const std::string run = open_run_folder(config, saved, ranks);
+  const bool begins = ranks.first() && !saved;
+  const std::string run = ranks.broadcast(begins ? create_run_folder(config) : saved.run);
   Log log = open_log(run, config, saved, device, ranks);
   cache_images(data.train, config, base, ranks, log);
   const TrialStep trial{t, forward_backward, base, multi_scale(config, base, rank_info.world).largest(), dtr};
-  choose_batch(config, trial, images, run, ranks, log, saved.notes);
+  choose_batch(config, trial, images, run, ranks, log);
   Plan plan = plan_of(config, images, rank_info.world, base);
   t.images_per_rank = double(plan.batch) / double(plan.ranks);
   set_norm_momentum(*model, plan.norm_momentum);
   use_cudnn_benchmark(cudnn_benchmark_pays(config, plan));
-  saved.notes.push_back(set_threads(config, trial, plan.batch_per_rank(), ranks));
-  if (dtr.on()) saved.notes.push_back(try_dtr_step(config, trial, plan.batch_per_rank(), ranks));
+  log.line(set_threads(config, t, base, plan.batch_per_rank(), ranks));
+  if (dtr.on()) log.line(try_dtr_step(config, trial, plan.batch_per_rank(), ranks));
   const bool writes = ranks.first() && !config.profile;
   Saver saver{
       run, info, config.settings(), plan.per_epoch, fingerprint(data.train), writes, config.save_minutes};
@@ -186,10 +180,9 @@ static StepInput step_input(const Plan& plan, int64_t step, int64_t ema_updates,
     return 0;
   }
   if (config.profile) plan = profiled(plan, t.iteration);
-  Progress progress(run, log, device, t.iteration, rank_info.rank, dtr.on(), evaluation_due(t, plan),
-                    config.profile);
+  Progress progress(run, log, device, t.iteration, rank_info.rank, dtr.on(), config.profile);
   start_run(run, config, saved, data, t, plan, device, ranks, saver, progress, log);
-  Evaluator evaluator(run, data.val, config, info, plan.batch_per_rank(), device, ranks);
+  EvalSettings evaluation = eval_settings(run, config, info, plan, device, ranks);
 
   // ---- several ranks: equal weights, all-reduce of the gradients, SyncBN
   ranks.broadcast(tensors_of(t));
@@ -202,14 +195,16 @@ static StepInput step_input(const Plan& plan, int64_t step, int64_t ema_updates,
   // ---- training loop
   const BatchSettings of_batches = batch_settings(config, plan);
   Batches batches(data.train, of_batches, rank_info.rank, base, device, t.iteration);
-  MicroBatches micro_batches(t, config.accum, config.bs / rank_info.world, ranks, run, graphs, log);
+  MicroBatches micro_batches{t, config.accum, config.bs / rank_info.world, ranks, run, graphs, log};
   UnreadSteps unread(device, ranks.alone());
   TrainStep step{t, micro_batches, dtr, ranks, config.clip};
-  if (evaluation_due(t, plan)) end_of_epoch(t, plan, data, ranks, evaluator, saver, progress, log);
+  if (evaluation_due(t, plan)) end_of_epoch(t, plan, data, evaluation, ranks, saver, progress, log);
   Agreement agreed = agree(ranks, saver, unread);
   try {
     while (!agreed.signal && !is_complete(t, plan)) {
-      const StepInput next = step_input(plan, t.iteration, t.ema_updates, batches.next());
+      const StepInput next{batches.next(), plan.sizes.size_at(t.iteration),
+                           t.iteration >= plan.first_no_aug_iteration,
+                           learning_rate(plan.schedule, t.iteration), ema_decay(plan.ema, t.ema_updates + 1)};
       progress.start_step(plan, t.iteration, next.batch, batches.reset_waiting_time());
       const Losses losses = graphs.run(next, std::ref(step));
       unread.add(t.iteration, next.lr.value, dtr.step(), losses);
@@ -218,7 +213,7 @@ static StepInput step_input(const Plan& plan, int64_t step, int64_t ema_updates,
       const std::vector<StepRow> rows = unread.read();  // waits for the GPU
       t.skipped += progress.log_steps(rows, plan);
       if (plan.ends_epoch(t.iteration))
-        end_of_epoch(t, plan, data, ranks, evaluator, saver, progress, log);
+        end_of_epoch(t, plan, data, evaluation, ranks, saver, progress, log);
       else if (agreed.save_due)
         saver.save(t, "last.pth", log);
       agreed = agree(ranks, saver, unread);

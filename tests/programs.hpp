@@ -184,12 +184,12 @@ inline std::vector<std::vector<double>> metric_rows(const std::string& path) {
 }
 // Columns of metrics.csv.
 constexpr int kEpoch = 0, kIteration = 1, kLoss = 2, kIou = 3, kObj = 4, kCls = 5, kL1 = 6, kPositives = 7;
-constexpr int kSpeed = 9, kWaiting = 10, kAP = 12, kValLoss = 14;
+constexpr int kSpeed = 9, kWaiting = 10, kAP = 12, kValLoss = 15, kDtr = 12, kAPWithDtr = 16;
 // Returns the AP of the last evaluation of a run, -1 without an evaluation.
-inline double last_ap(const TempDir& dir, const std::string& run) {
+inline double last_ap(const TempDir& dir, const std::string& run, int column = kAP) {
   double last = -1;
   for (const auto& row : metric_rows(dir / (run + "/metrics.csv")))
-    if (!std::isnan(row[kAP])) last = row[kAP];
+    if (!std::isnan(row[column])) last = row[column];
   return last;
 }
 

@@ -384,7 +384,7 @@ PROGRAM_TEST(
     const std::string printed = succeed(s.dir, "train", concat(flags, "1", on(ranks), "--out r", ranks));
     CHECK(relative_difference(s.dir, concat("r", ranks), "one", "start") < 1e-7);
     CHECK(count_of(printed, "epoch      iter") == 1);  // only rank 0 prints
-    CHECK(has(printed, concat("of 6 images (", 6 / ranks, " per rank)")));
+    CHECK(has(printed, concat("batch size 6 (", 6 / ranks, " per rank)")));
     CHECK(has(printed, "ranks   0 on "));
     CHECK(has(printed, "ranks   memory "));
     CHECK(has(printed, "slowest"));
@@ -402,7 +402,7 @@ PROGRAM_TEST(
 
   succeed(s.dir, "train", s.flags + on(3) + "--eval-interval 0 --max-iters 2 --out moved");
   CHECK_HAS(succeed(s.dir, "train", "--resume moved --max-iters 3" + on(4)),
-            "of 6 images (2 or one less per rank)");
+            "batch size 6 (2 or one less per rank)");
   succeed(s.dir, "train", "--resume moved --max-iters 4" + on(1));
   CHECK(relative_difference(s.dir, "moved", "one", "start") < 1e-7);
 }
@@ -734,10 +734,10 @@ PROGRAM_TEST("torchrun: a host is lost, the other goes on with the same batches;
   REQUIRE_MESSAGE(a.ends(), contents(a.out));
   CHECK_MESSAGE(a.wait() == 0, contents(a.out) << contents(a.err));
   const std::string printed = contents(a.out);
-  const size_t alone = printed.find("a batch of 4 images, 2 per epoch");
+  const size_t alone = printed.find("batch size 4 (4 per rank)");
   REQUIRE_MESSAGE(alone != std::string::npos, printed);
-  CHECK(has(printed.substr(0, alone), "a batch of 4 images (2 per rank)"));
-  CHECK(has(printed.substr(alone), "a batch of 4 images (2 per rank)"));
+  CHECK(has(printed.substr(0, alone), "batch size 4 (2 per rank)"));
+  CHECK(has(printed.substr(alone), "batch size 4 (2 per rank)"));
   CHECK(steps_of(dir) == 40);
   succeed(dir, "train", flags + "--out one");
   succeed(dir, "train", flags + "--eval-interval 0 --lr 0 --max-iters 1 --out start");

@@ -72,7 +72,7 @@ TEST_CASE("train.cpp: forward, loss, backward, clipping, weights, EMA, log and s
   check_order(gradients, {"t.model(", "yolox_loss(", "before_backward(", "backward(", "all_reduce("});
   check_order(step, {"forward_backward(", "scaler.unscale(", "gradient_norm(", "clip_gradients(",
                      "optimizer.step(", "ema_update(", "scaler.update()"});
-  check_order(loop, {"step_input(", "batches.next()", "graphs.run(next, std::ref(step))",
+  check_order(loop, {"StepInput next", "batches.next()", "learning_rate(", "graphs.run(next, std::ref(step))",
                      "progress.log_steps(", "end_of_epoch(", "saver.save("});
   CHECK(lines_of(gradients).size() <= 45);
   CHECK(lines_of(step).size() <= 20);

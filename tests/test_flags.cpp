@@ -127,20 +127,19 @@ TEST_CASE("run: metrics.csv has all digits; repeated rows are removed; a new col
   CHECK(contents(path) == head + first + ap + next + torn);
   CHECK(contents(dir / "log.txt") == "two\n");
   CHECK(entries_of("/proc/self/fd") == open_files);
-  // The evaluation after the last step that stays is repeated, too.
   for (const auto& [step, left] :
-       {std::pair(2198918, first + ap + next), {2198917, first}, {0, std::string()}}) {
+       {std::pair(2198918, first + ap + next), {2198917, first + ap}, {0, std::string()}}) {
     Metrics(run, step);
     CHECK(contents(path) == head + left);
   }
-  write_text(path, head + "no row\n" + "1,2\n" + first);
-  Metrics(run, 2198918);
+  write_text(path, head + first + next);
+  Metrics(run, 2198917);
   CHECK(contents(path) == head + first);
   Metrics(run, all).row({{"epoch", 1}, {"iteration", 2}, {"loss", 3}, {"new", 4}});
   Metrics(run, all).row({{"epoch", 1}, {"iteration", 3}, {"new", 5}});
   CHECK(contents(path) == head + first);
   CHECK(contents(second) == "epoch,iteration,loss,new\n1,2,3,4\n1,3,,5\n");
-  Metrics(run, 2, /*evaluates=*/false);
+  Metrics(run, 2);
   CHECK(contents(second) == "epoch,iteration,loss,new\n1,2,3,4\n");
   CHECK(contents(path) == head);
 }

@@ -23,30 +23,6 @@ TEST_CASE("memory: out-of-memory errors are recognised, others are not") {
   CHECK_FALSE(is_out_of_memory(std::runtime_error("the shapes do not fit")));
 }
 
-TEST_CASE("memory: a step out of memory is repeated in more parts; after the second time the number stays") {
-  RetryInParts in_parts{2, 7};
-  // Returns the numbers of parts that a step tries. room: smallest number of parts that fits.
-  const auto attempts = [](RetryInParts& in_parts, int64_t room, const char* error = "out of memory") {
-    std::string order;
-    const auto attempt = [&](int64_t parts) {
-      order += concat(" ", parts);
-      check(parts >= room, error);
-      return parts;
-    };
-    const auto failed = [&](const std::exception& e, int64_t now) { return in_parts.more_parts(e, now); };
-    return error_of([&] { CHECK(in_parts.run(attempt, failed) >= room); }) + order;
-  };
-  CHECK(attempts(in_parts, 7) == " 2 4 7");
-  CHECK(attempts(in_parts, 1) == " 2");  // After the first retry, a step starts with two parts again.
-  CHECK(attempts(in_parts, 3) == " 2 4");
-  CHECK(attempts(in_parts, 1) == " 4");
-  CHECK_HAS(attempts(in_parts, 8), "even with one image at a time");
-  CHECK_HAS(attempts(in_parts, 8), "(out of memory)");  // the original message
-  RetryInParts single{1, 1};
-  CHECK_HAS(attempts(single, 2), "a single image");
-  CHECK(attempts(in_parts, 8, "other") == "other 4");
-}
-
 TEST_CASE("memory: the largest batch that fits is found, without trying one more than twice as large") {
   for (const int64_t limit : {1, 2, 3, 5, 1000, 100000})
     for (const int64_t room : {0, 1, 2, 3, 4, 13, 23, 63, 900, 100000}) {

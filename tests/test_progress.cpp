@@ -28,9 +28,9 @@ struct TestRun {
   Log log{dir / "log.txt"};
   std::optional<Progress> progress;
 
-  explicit TestRun(int64_t first = 0, bool dtr = false) { start(first, true, dtr); }
-  void start(int64_t first, bool evaluates = true, bool dtr = false) {
-    progress.emplace(dir.path.string(), log, torch::kCPU, first, 0, dtr, evaluates);
+  explicit TestRun(int64_t first = 0, bool dtr = false) { start(first, dtr); }
+  void start(int64_t first, bool dtr = false) {
+    progress.emplace(dir.path.string(), log, torch::kCPU, first, 0, dtr);
   }
   void step(int64_t i, const StepMetrics& n, const Plan& plan = {1000, 4, 2, 8}, const DtrStep& dtr = {}) {
     quietly([&] { progress->log_steps({{i, 0.1, dtr, n}}, plan); });
@@ -89,34 +89,31 @@ TEST_CASE("progress: speed and waiting time are those of the steps only; the rem
 
 TEST_CASE(
     "progress: events have the losses, learning rates and speeds of a row, and AP; a resumed run continues") {
-  for (const bool evaluates : {false, true}) {
-    TestRun test_run(4);
-    test_run.step(4, numbers(8));
-    Evaluation e;
-    e.result.AP = 0.25;
-    e.result.per_class.resize(2);
-    for (auto& c : e.result.per_class) {
-      c.name = "red\x1b[31m\nnew";
-      c.ground_truths = 1;
-      c.AP = 0.5;
-    }
-    quietly([&] { test_run.progress->log_evaluation(8, e, {1000, 4, 2, 8}, true); });
-    CHECK_HAS(test_run.log_text(), "lowest AP: red\\x1b[31m\\x0anew 0.50, red\\x1b[31m");
-    std::string events;
-    for (const auto& entry : fs::directory_iterator(test_run.dir.path))
-      if (has(entry.path().string(), "tfevents")) events += contents(entry.path());
-    CHECK(has(events, std::string("\x10\x05\x3a\x02\x08\x01")));  // a session starts at step 5
-    for (const char* name : {"train/loss", "train/lr", "speed/images_per_second", "val/AP", "val/AP50"})
-      CHECK(has(events, name));
-    CHECK(test_run.rows().back()[kEpoch] == 2);
-    CHECK(test_run.rows().back()[kIteration] == 8);
-    // A resumed run keeps the evaluation at its first step, unless it evaluates again.
-    test_run.start(8, evaluates);
-    CHECK(test_run.rows().size() == size_t(2 - evaluates));
-    test_run.start(6);
-    REQUIRE(test_run.rows().size() == 1);  // rows of steps that are repeated are removed
-    CHECK(test_run.rows()[0][kIteration] == 5);
+  TestRun test_run(4);
+  test_run.step(4, numbers(8));
+  Evaluation e;
+  e.result.AP = 0.25;
+  e.result.per_class.resize(2);
+  for (auto& c : e.result.per_class) {
+    c.name = "red\x1b[31m\nnew";
+    c.ground_truths = 1;
+    c.AP = 0.5;
   }
+  quietly([&] { test_run.progress->log_evaluation(8, e, {1000, 4, 2, 8}, true); });
+  CHECK_HAS(test_run.log_text(), "lowest AP: red\\x1b[31m\\x0anew 0.50, red\\x1b[31m");
+  std::string events;
+  for (const auto& entry : fs::directory_iterator(test_run.dir.path))
+    if (has(entry.path().string(), "tfevents")) events += contents(entry.path());
+  CHECK(has(events, std::string("\x10\x05\x3a\x02\x08\x01")));  // a session starts at step 5
+  for (const char* name : {"train/loss", "train/lr", "speed/images_per_second", "val/AP", "val/AP50"})
+    CHECK(has(events, name));
+  CHECK(test_run.rows().back()[kEpoch] == 2);
+  CHECK(test_run.rows().back()[kIteration] == 8);
+  test_run.start(8);
+  CHECK(test_run.rows().size() == 2);
+  test_run.start(6);
+  REQUIRE(test_run.rows().size() == 1);  // rows of steps that are repeated are removed
+  CHECK(test_run.rows()[0][kIteration] == 5);
 }
 
 TEST_CASE("events: a file has a version, a session start and a record per row, correct byte for byte") {
@@ -128,7 +125,7 @@ TEST_CASE("events: a file has a version, a session start and a record per row, c
     return out;
   };
   const Metrics::Row row{
-      {"x", 0.5, "lr"}, {"iteration", 300}, {"AP", std::nan(""), "AP"}, {"", -1e9, "a/b"}, {"z", 7}};
+      {"x", 0.5, "lr"}, {"iteration", 300}, {"AP", std::nan(""), "AP"}, {"y", -1e9, "a/b"}, {"z", 7}};
   const std::string version = event(1.5, 0, version_field, "brain.Event:2"),
                     session = event(1.5, 300, session_field, session_start),
                     scalars = event(1.5, 300, summary_field, summary(row));
@@ -183,8 +180,8 @@ TEST_CASE("progress: classes without a box and problems are logged once") {
   });
   for (const auto& [text, count] : {std::pair("boxes   4 for training: cat 4", 2),
                                     {"images  4 for training, 0 without boxes", 2},
-                                    {"note: 2 classes have no box for training: dog, cow", 2},
-                                    {"note: 2 classes have no box for evaluation: cat, cow", 1},
+                                    {"note: classes without a box for training: dog, cow", 2},
+                                    {"note: classes without a box for evaluation: cat, cow", 1},
                                     {"note: there: image missing: 1", 1},
                                     {"note: there: image missing: 2", 1}})
     CHECK(std::pair(text, count_of(test_run.log_text(), text)) == std::pair(text, size_t(count)));
@@ -200,17 +197,18 @@ TEST_CASE("progress: with DTR, its peak and its share of the time are logged, th
                   .rematerialisations = 20,
                   .cost = 3,
                   .remat_cost = 1},
-      b{.peak = 1e9, .evictions = 30, .rematerialisations = 40, .cost = 5, .remat_cost = 1};
+      b{.peak = 1e9, .evictions = 30, .rematerialisations = 40, .cost = 17, .remat_cost = 3};
   const Plan plan{1000, 3, 1, 3};
-  test_run.step(0, numbers(3), plan);
+  test_run.step(0, numbers(3), plan, {.peak = 1.5e9, .cost = 4, .remat_cost = 1});
   quietly([&] { test_run.progress->log_steps({{1, 0.1, a, numbers(3)}, {2, 0.1, b, numbers(3)}}, plan); });
-  for (const char* part : {" dtr ", " peak ", " 20% ", " 2.0G ",
+  for (const char* part : {" dtr ", " peak ", " 20% ", " 1.5G ",
                            "warning: step 1 needed at least 1.2G of memory, more than the 1.0G of --dtr"})
     CHECK_HAS(test_run.log_text(), part);
   CHECK_FALSE(has(test_run.log_text(), "7.77"));
   const auto row = test_run.rows().back();
-  REQUIRE(row.size() == 20);
-  CHECK(std::vector<double>(row.begin() + 16, row.end()) == std::vector<double>{2e9, 20, 30, 0.2});
+  REQUIRE(row.size() == 21);
+  CHECK(std::vector<double>(row.begin() + kDtr, row.begin() + kAPWithDtr) ==
+        std::vector<double>{1.5e9, 20, 30, 0.2});
 }
 
 TEST_CASE("remarks: means are those of the steps since the last take()") {

@@ -197,6 +197,30 @@ TEST_CASE("step: after out of memory the step is repeated in parts; statistics a
   CHECK(losses.total.item<double>() > 0);
 }
 
+TEST_CASE("step: a step out of memory is repeated in more parts; after the second time the number stays") {
+  Small s;
+  Log log("", /*quiet=*/true);
+  TrainSteps steps(*s.training, torch::kCPU, log, false, /*images=*/7);
+  steps.micro_batches.parts = 2;
+  // Returns the numbers of parts that a step tries. room: smallest number of parts that fits.
+  const auto attempts = [&](int64_t room, const char* error = "out of memory") {
+    std::string order;
+    const auto compute = [&](int64_t parts) {
+      order += concat(" ", parts);
+      check(parts >= room, error);
+      return Losses();
+    };
+    return error_of([&] { steps.micro_batches.fit({64, 64}, compute); }) + order;
+  };
+  CHECK(attempts(7) == " 2 4 7");
+  CHECK(attempts(1) == " 2");  // After the first retry, a step starts with two parts again.
+  CHECK(attempts(3) == " 2 4");
+  CHECK(attempts(1) == " 4");
+  CHECK_HAS(attempts(8), "even with one image at a time");
+  CHECK_HAS(attempts(8), "(out of memory)");  // the original message
+  CHECK(attempts(8, "other") == "other 4");
+}
+
 TEST_CASE("step: a failed backward keeps no activations of its step in memory") {
   Small s;
   c10::weak_intrusive_ptr<c10::TensorImpl> images{c10::intrusive_ptr<c10::TensorImpl>()};

@@ -333,10 +333,10 @@ PROGRAM_TEST("train: --bs auto prints the batch size, trains with it and resumes
           "--data data --model yolox-nano --size 64 --bs auto --epochs 1 --eval-interval 0 --deterministic ",
       same = flags + "--out r --resume auto ";
   check_parts(succeed(dir, "train", same + "--max-iters 4"),
-              {"--bs auto: 4 (at least ten steps in an epoch)", "of 4 images",
+              {"--bs auto: 4 (at least ten steps in an epoch)", "batch size 4 ",
                "sgd, lr 0.000625 for a batch of 4"});  // scaled with the batch size
   const std::string resumed = succeed(dir, "train", same + "--max-iters 0");
-  check_parts(resumed, {"resuming r at step 4", "of 4 images"});
+  check_parts(resumed, {"resuming r at step 4", "batch size 4 "});
   CHECK_FALSE(has(resumed, "--bs auto: "));  // which might find another size now
   succeed(dir, "train", flags + "--out whole");
   CHECK(difference(dir / "r/last.pth", dir / "whole/last.pth") == "");

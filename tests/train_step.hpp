@@ -78,7 +78,7 @@ struct TrainSteps {
       : t(t),
         ranks(RankInfo(), device, 60),
         graphs(with_graphs, *t.model, device, ranks, log),
-        micro_batches(t, 1, images, ranks, "", graphs, log),
+        micro_batches{t, 1, images, ranks, "", graphs, log},
         unread(device, /*alone=*/true),
         step{t, micro_batches, dtr, ranks, clip} {}
   // Launches the kernels of a step.

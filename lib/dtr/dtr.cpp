@@ -83,15 +83,6 @@ StoragePtr copy_of(const StoragePtr& storage) {
 
 using dtr_detail::Result;
 
-void DtrSteps::add(const DtrStep& s) {
-  ++steps;
-  peak = std::max(peak, s.peak);
-  evictions += double(s.evictions);
-  rematerialisations += double(s.rematerialisations);
-  cost += s.cost;
-  remat_cost += s.remat_cost;
-}
-
 Dtr::Dtr(const DtrSettings& s) : settings(s) {
   if (!on() || settings.used) return;
   auto& allocator = CountingAllocator::get();

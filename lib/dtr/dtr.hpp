@@ -99,15 +99,6 @@ struct DtrStep {
   double slowdown() const { return cost > 0 ? (cost + remat_cost) / cost : 1; }
 };
 
-// Statistics of several steps: sums, and the maximum of the peaks.
-struct DtrSteps {
-  double steps = 0, peak = 0, evictions = 0, rematerialisations = 0, cost = 0, remat_cost = 0;
-
-  void add(const DtrStep& s);
-  // Returns the cost of rematerialisation as a fraction of the total cost, 0..1.
-  double share() const { return remat_cost / std::max(cost + remat_cost, 1e-30); }
-};
-
 // The DTR runtime. A training has one object, and only one run() may be active in the process. The device
 // threads of autograd take part, because autograd passes the enabled dispatch key on to these threads.
 class Dtr {

@@ -65,18 +65,15 @@ std::string Metrics::csv(size_t number) const {
   return concat(folder, "/metrics", number > 1 ? concat("_", number) : "", ".csv");
 }
 
-Metrics::Metrics(const std::string& folder, int64_t first, bool evaluates)
-    : folder(folder), events(event_file(folder)) {
+Metrics::Metrics(const std::string& folder, int64_t first) : folder(folder), events(event_file(folder)) {
   for (;; ++number) {
     columns.clear();
     std::ifstream old(csv(number));
     std::string text, line;
     while (std::getline(old, line) && !old.eof()) {  // leaves out a torn line
-      const size_t second = line.find(',') + 1, third = line.find(',', second) + 1;
-      const int64_t step = std::atoll(line.c_str() + second);
-      const bool before = step < first || (step == first && (!evaluates || line[third] != ','));
       if (text.empty()) columns = split_list(line);
-      if (text.empty() || (second > 0 && third > 0 && before)) text += line + "\n";
+      const int64_t step = std::atoll(line.c_str() + line.find(',') + 1);
+      if (text.empty() || step <= first) text += line + "\n";
     }
     if (!text.empty()) replace_file(csv(number), text);
     if (!std::filesystem::exists(csv(number + 1))) break;
@@ -91,15 +88,14 @@ Metrics::Metrics(const std::string& folder, int64_t first, bool evaluates)
 void Metrics::row(const Row& cells) {
   std::map<std::string, double> values;
   for (const Cell& cell : cells)
-    check(cell.column.empty() || values.emplace(cell.column, cell.value).second, csv(number),
-          " already has a column ", cell.column, "; give the value in the loss another name");
+    check(values.emplace(cell.column, cell.value).second, csv(number), " already has a column ", cell.column,
+          "; give the value in the loss another name");
   std::ostringstream text;
   text.precision(9);
   if (std::ranges::any_of(values, [&](const auto& v) { return !std::ranges::count(columns, v.first); })) {
     if (!columns.empty()) ++number;
     columns.clear();
-    for (const Cell& cell : cells)
-      if (!cell.column.empty()) columns.push_back(cell.column);
+    for (const Cell& cell : cells) columns.push_back(cell.column);
     for (size_t c = 0; c < columns.size(); ++c) text << (c ? "," : "") << columns[c];
     text << "\n";
   }

@@ -37,17 +37,16 @@ struct Log {
 class Metrics {
  public:
   struct Cell {
-    std::string column;    // of metrics.csv; empty: for TensorBoard only
+    std::string column;    // of metrics.csv
     double value;          // NaN: an empty cell, and no scalar
     std::string tag = "";  // of the scalar in TensorBoard, such as "train/loss"; empty: none
   };
   using Row = std::vector<Cell>;
 
-  // folder: the run folder. Continues the newest file. Deletes the rows of steps that will be repeated. These
-  // are the rows whose second column is greater than `first`, and if `evaluates`, the evaluations of step
-  // `first`, which have an empty third column. If the disk is full, a file stays unchanged. TensorBoard
-  // discards the events of earlier sessions at step `first` + 1 or later.
-  explicit Metrics(const std::string& folder, int64_t first = 0, bool evaluates = true);
+  // folder: the run folder. Continues the newest file. Deletes the rows of steps that will be repeated, whose
+  // second column is greater than `first`. If the disk is full, a file stays unchanged. TensorBoard discards
+  // the events of earlier sessions at step `first` + 1 or later.
+  explicit Metrics(const std::string& folder, int64_t first = 0);
   // Appends a row. Its second cell is the step. Throws if two cells have the same column.
   void row(const Row& cells);
 

@@ -68,7 +68,8 @@ std::string Profile::stop(const std::string& path) {
   for (const Part& p : parts)
     table += formatted("\n%-12s %9.2f %9.2f %6.1f%%", p.name.c_str(), p.host, p.device,
                        100 * std::max(p.host, p.device) / of_step);
-  return table + "\na part includes the parts inside it; the profiler itself slows the host down";
+  return concat(table, "\na part includes the parts inside it; the profiler itself slows the host down\n",
+                "trace of these steps: ", path, ", for https://ui.perfetto.dev");
 }
 
 }  // namespace yolox

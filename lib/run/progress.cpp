@@ -10,11 +10,9 @@
 
 #include "base/device.hpp"
 #include "base/printable.hpp"
-#include "base/threads.hpp"
 #include "base/timeout.hpp"
 #include "data.hpp"
 #include "data/pictures.hpp"
-#include "data/source.hpp"
 #include "data/store.hpp"
 #include "run/profile.hpp"
 #include "run/run.hpp"
@@ -88,11 +86,13 @@ Plan profiled(Plan plan, int64_t first) {
 }
 
 Progress::Progress(const std::string& run, Log& log, torch::Device device, int64_t first, int rank, bool dtr,
-                   bool evaluates, bool profile)
+                   bool profile)
     : log(log), run(run), device(device), rank(rank), first(first), dtr(dtr) {
   if (rank > 0) return;
-  if (profile) this->profile = std::make_shared<Profile>(device);
-  if (!profile) metrics.emplace(run, first, evaluates);
+  if (profile)
+    this->profile = std::make_shared<Profile>(device);
+  else
+    metrics.emplace(run, first);
 }
 
 void Progress::start_step(const Plan& plan, int64_t step, const Batch& batch, double seconds) {
@@ -109,31 +109,39 @@ int64_t Progress::log_steps(const std::vector<StepRow>& steps, const Plan& plan)
   int64_t not_finite = 0;
   for (const StepRow& row : steps) {
     if (const std::string why = stop_reason(row.numbers, skipped); !why.empty()) throw StepFailed(why, row);
-    if (dtr) again.add(row.dtr);
     if (row.dtr.limit > Dtr::kSlack * row.dtr.budget && row.dtr.limit > exceeded) {
       exceeded = 1.05 * row.dtr.limit;
       log.line(concat("warning: step ", row.step, " needed at least ", short_bytes(row.dtr.limit),
                       " of memory, more than the ", short_bytes(row.dtr.budget), " of --dtr"));
     }
     if (row.step % plan.per_epoch == 0) of_epoch = {};
-    if (row.numbers.finite()) {
-      recent.add(row.numbers);
-      of_epoch.add(row.numbers);
+    StepMetrics numbers = row.numbers;
+    if (dtr)
+      for (const auto& [name, value] :
+           {std::pair("dtr_peak_bytes", row.dtr.peak),
+            {"dtr_evictions", double(row.dtr.evictions)},
+            {"dtr_rematerialisations", double(row.dtr.rematerialisations)},
+            {"dtr_share", row.dtr.remat_cost / std::max(row.dtr.cost + row.dtr.remat_cost, 1e-30)}})
+        numbers.values.push_back({name, StepMetrics::Kind::kLogged, value});
+    if (numbers.finite()) {
+      recent.add(numbers);
+      of_epoch.add(numbers);
     } else {
       ++not_finite;
     }
     idle_steps += row.gpu_waited && row.step >= first + 5;  // the first steps choose algorithms
-    if (++timed_steps == 25 && device.is_cuda() && !dtr)
+    if (row.step == first + 24 && device.is_cuda() && !dtr)
       log.line(launch_note(idle_steps, 20, waited / (now() - last_time)));
   }
   print(steps.back().step, steps.back().lr, plan);
   return not_finite;
 }
 
-// Returns the cells of an evaluation: of its row in metrics.csv, and without values of the rows of steps.
+// Returns the cells of an evaluation in its row of metrics.csv.
 static Metrics::Row evaluation_cells(const Evaluation& e) {
   Metrics::Row cells{{"AP", e.result.AP, "val/AP"},
                      {"AP50", e.result.AP50, "val/AP50"},
+                     {"AP75", e.result.AP75, "val/AP75"},
                      {"val_loss", e.loss, "val/loss"},
                      {"eval_seconds", e.seconds}};
   const Score score = score_of(e);
@@ -143,15 +151,15 @@ static Metrics::Row evaluation_cells(const Evaluation& e) {
 }
 
 void Progress::print(int64_t i, double lr, const Plan& plan) {
-  const bool keep = (i + 1) % plan.per_epoch == 0 || i + 1 == plan.iters;
-  if ((keep ? of_epoch : recent).steps == 0 || !(i == first || keep || now() - last_time > 1)) return;
-  const double steps = double(recent.steps), seconds = now() - last_time, share = waited / seconds;
-  const double speed = steps * double(plan.batch) / seconds, epoch = double(i / plan.per_epoch + 1);
-  if (steps > 0) rate = rate == 0 || i < first + 20 ? speed : 0.9 * rate + 0.1 * speed;
+  const bool keep = plan.ends_epoch(i + 1);
+  if (recent.steps == 0 || !(i == first || keep || now() - last_time > 1)) return;
+  const double seconds = now() - last_time, share = waited / seconds;
+  const double speed = double(recent.steps * plan.batch) / seconds;
+  rate = rate == 0 || i < first + 20 ? speed : 0.9 * rate + 0.1 * speed;
   StepMetrics m = recent.take();
-  const DtrSteps remade = std::exchange(again, {});
-  if (metrics && steps > 0) {
-    Metrics::Row row{{"epoch", epoch}, {"iteration", double(i + 1)}, {"loss", m.total, "train/loss"}};
+  if (metrics) {
+    Metrics::Row row{
+        {"epoch", double(plan.epoch_of(i))}, {"iteration", double(i + 1)}, {"loss", m.total, "train/loss"}};
     const auto add_values = [&](StepMetrics::Kind kind) {
       for (const auto& v : m.values)
         if (v.kind == kind) row.push_back({v.name, v.value, "train/" + v.name});
@@ -162,15 +170,7 @@ void Progress::print(int64_t i, double lr, const Plan& plan) {
                            {"images_per_second", speed, "speed/images_per_second"},
                            {"waiting_share", share, "speed/waiting_share"}});
     add_values(StepMetrics::Kind::kLogged);
-    const double none = std::nan("");
-    for (const auto& cell : evaluation_cells({})) row.push_back({cell.column, none});
-    const auto add_dtr = [&](const std::string& name, double value) {
-      row.push_back({"dtr_" + name, dtr ? value : none, "dtr/" + name});
-    };
-    add_dtr("peak_bytes", remade.peak);
-    add_dtr("evictions", remade.evictions / remade.steps);
-    add_dtr("rematerialisations", remade.rematerialisations / remade.steps);
-    add_dtr("share", remade.share());
+    for (const auto& cell : evaluation_cells({})) row.push_back({cell.column, std::nan("")});
     metrics->row(row);
   }
   total_waited += waited;
@@ -185,18 +185,18 @@ void Progress::print(int64_t i, double lr, const Plan& plan) {
     titles += formatted("%*s", int(std::max(width, title.size() + 1)), title.c_str());
     line += formatted("%*s", int(std::max(width, text.size() + 1)), text.c_str());
   };
-  add(7, "epoch", concat(epoch, "/", plan.epochs));
+  add(7, "epoch", concat(plan.epoch_of(i), "/", plan.epochs));
   add(10, "iter", concat(i % plan.per_epoch + 1, "/", plan.per_epoch));
   add(6, "total", formatted("%.2f", m.total));
   for (const auto& v : m.values)
     if (v.kind == StepMetrics::Kind::kTerm && !(dtr && v.name == "l1"))  // with DTR, there is no room for it
       add(std::max<size_t>(5, v.name.size() + 1), v.name, formatted("%.2f", v.value));
-  if (dtr) add(5, "dtr", formatted("%.0f%%", 100 * remade.share()));
+  if (dtr) add(5, "dtr", formatted("%.0f%%", 100 * m["dtr_share"]));
   add(4, "pos", formatted("%.1f", m.per_object()));
   add(8, "lr", formatted("%.1e", lr));
   add(6, "img/s", formatted(rate < 999.95 ? "%.1f" : "%.0f", rate));
   add(5, "wait", formatted("%.0f%%", 100 * share));
-  add(6, dtr ? "peak" : "mem", short_bytes(dtr ? remade.peak : memory_used(device)));
+  add(6, dtr ? "peak" : "mem", short_bytes(dtr ? m["dtr_peak_bytes"] : memory_used(device)));
   add(7, "left", short_time(double((plan.iters - i - 1) * plan.batch) / rate));
   if (!std::exchange(has_heading, true)) log.line(titles);
   log.progress(line, keep);
@@ -210,19 +210,18 @@ void Progress::log_evaluation(int64_t steps, const Evaluation& e, const Plan& pl
        {std::pair("AP", r.AP), {"AP50", r.AP50}, {"AP75", r.AP75}, {"S", r.APs}, {"M", r.APm}, {"L", r.APl}})
     values += concat(" ", name, " ", value < 0 ? "-" : formatted("%.4f", value));
   log.line(concat(" ", values, "  ", e.images, " images ", short_time(e.seconds)));
-  std::vector<ClassResult> classes = r.per_class;
-  std::erase_if(classes, [](const ClassResult& c) { return c.ground_truths == 0; });
-  std::ranges::stable_sort(classes, {}, &ClassResult::AP);
+  std::multimap<double, std::string> classes;
+  for (const ClassResult& c : r.per_class)
+    if (c.ground_truths > 0) classes.emplace(c.AP, printable(c.name) + formatted(" %.2f", c.AP));
   std::vector<std::string> names;
-  for (const ClassResult& c : classes) names.push_back(printable(c.name) + formatted(" %.2f", c.AP));
+  for (const auto& [ap, name] : classes) names.push_back(name);
   const std::string line =
       concat(std::isnan(e.loss) ? "" : "; validation loss " + formatted("%.3f", e.loss),
              best ? "; best so far" : "", names.size() > 1 ? "; lowest AP: " + listed(names, 3) : "");
   if (!line.empty()) log.line(" " + line.substr(1));
   if (!metrics) return;
-  Metrics::Row row{{"epoch", double((steps - 1) / plan.per_epoch + 1)}, {"iteration", double(steps)}};
+  Metrics::Row row{{"epoch", double(plan.epoch_of(steps - 1))}, {"iteration", double(steps)}};
   for (const auto& cell : evaluation_cells(e)) row.push_back(cell);
-  row.push_back({"", r.AP75, "val/AP75"});
   metrics->row(row);
 }
 
@@ -239,20 +238,19 @@ void Progress::log_problems(const Splits& splits) {
 }
 
 void Progress::log_ranks(Ranks& ranks) {
-  const double share = total_waited / std::max(1e-9, total_seconds), waited = ranks.collective_seconds();
   if (ranks.alone()) return;
-  const auto all = ranks.gather({memory_used(device), share, waited});
+  const double share = total_waited / std::max(1e-9, total_seconds);
+  const auto all = ranks.gather({ranks.collective_seconds(), memory_used(device), share});
   std::string memory, waits;
-  size_t slowest = 0, fastest = 0;
-  for (size_t r = 0; r < all.size(); ++r) {
-    memory += " " + short_bytes(all[r][0]);
-    waits += concat(" ", int(100 * all[r][1] + 0.5), "%");
-    if (all[r][2] < all[slowest][2]) slowest = r;
-    if (all[r][2] > all[fastest][2]) fastest = r;
+  for (const auto& of_rank : all) {
+    memory += " " + short_bytes(of_rank[1]);
+    waits += formatted(" %.0f%%", 100 * of_rank[2]);
   }
+  const auto [slowest, fastest] = std::ranges::minmax_element(all);  // by the seconds for other ranks
   log.line(concat("ranks   memory", memory, "; waiting for the data loader", waits, "; slowest: rank ",
-                  slowest, " (", ranks.location(int(slowest)), "); rank ", fastest, " has waited ",
-                  short_time(all[fastest][2] - all[slowest][2]), " longer for other ranks"));
+                  slowest - all.begin(), " (", ranks.location(int(slowest - all.begin())), "); rank ",
+                  fastest - all.begin(), " has waited ", short_time((*fastest)[0] - (*slowest)[0]),
+                  " longer for other ranks"));
 }
 
 void Progress::end_epoch(const Training& t, const Plan& plan, const Splits& data, Ranks& ranks) {
@@ -268,17 +266,15 @@ void Progress::end_epoch(const Training& t, const Plan& plan, const Splits& data
 void Progress::log_end(const Training& t, const Plan& plan, int signal) {
   if (profile && !signal) {
     profile->step();
-    log.line(profile->stop(run + "/trace.json"));
-    return log.line(concat("trace of these steps: ", run, "/trace.json, for https://ui.perfetto.dev"));
+    return log.line(profile->stop(run + "/trace.json"));
   }
   if (signal && !is_complete(t, plan))
     return log.line(concat("stopped by ", strsignal(signal), " at step ", t.iteration,
                            "; resume with: ./train --resume ", shell_word(run)));
   const double best = std::max(t.best.score, t.score.value_or(-1));
-  const std::string found = concat(", best ", score_of({}).name, " ", formatted("%.4f", best), " in ", run);
-  std::error_code unknown;
-  const bool kept = best >= 0 && std::filesystem::exists(run + "/best.pth", unknown);
-  log.line(concat("done: ", run, "/last.pth", kept ? found + "/best.pth" : ""));
+  const std::string found =
+      concat(", best ", score_of({}).name, " ", formatted("%.4f", best), " in ", run, "/best.pth");
+  log.line(concat("done: ", run, "/last.pth", best < 0 ? "" : found));
 }
 
 void log_classes(Log& log, const Splits& splits) {
@@ -294,44 +290,33 @@ void log_classes(Log& log, const Splits& splits) {
   log.line(concat("boxes   ", std::accumulate(counts.begin(), counts.end(), int64_t(0)),
                   " for training: ", listed(frequent, 10),
                   regions ? concat("; and ", regions, " ignored regions (crowds, difficult objects)") : ""));
-  const auto absent = [&](const std::vector<int64_t>& of, const char* split) {
+  const auto log_split = [&](const Dataset& data, const std::vector<int64_t>& of, const char* purpose) {
+    for (const auto& note : data.notes) log.line(note);
     std::vector<std::string> names;
     for (size_t c = 0; c < of.size(); ++c)
       if (of[c] == 0) names.push_back(train.classes[c]);
     if (!names.empty())
-      log.line(concat("note: ", names.size(), names.size() == 1 ? " class has" : " classes have",
-                      " no box for ", split, ": ", listed(names, 10)));
+      log.line(concat("note: classes without a box for ", purpose, ": ", listed(names, 10)));
   };
-  for (const auto& note : train.notes) log.line(note);
-  for (const auto& note : splits.same ? std::vector<std::string>() : val.notes) log.line(note);
-  absent(counts, "training");
-  if (!splits.same) absent(in_val, "evaluation");
-  if (std::accumulate(in_val.begin(), in_val.end(), int64_t(0)) == 0)
+  log_split(train, counts, "training");
+  if (!splits.same) log_split(val, in_val, "evaluation");
+  if (std::ranges::count(in_val, 0) == std::ssize(in_val))
     log.line(
         "warning: no image for evaluation has an object to find, so that there is no AP; best.pth gets the "
         "latest weights, and --patience does not end the run");
 }
 
-// Returns ", the first 5 steps with warm-up" for the log, or nothing for 0 steps.
-static std::string part_of_run(const char* which, int64_t steps, const char* how) {
-  return steps == 0 ? "" : concat(", the ", which, " ", steps, steps == 1 ? " step " : " steps ", how);
-}
-
-void log_plan(Log& log, const Config& config, const Splits& splits, YOLOX& model, ImageSize base,
-              torch::Device device, const Plan& plan, const Ranks& ranks) {
+void log_plan(Log& log, const Config& config, const Splits& splits, YOLOX& model, torch::Device device,
+              const Plan& plan, const Ranks& ranks, const std::vector<std::string>& notes) {
   const Dataset &data = splits.train, &val = splits.val;
   std::string flags;
   for (const auto& [name, value] : config.values()) {
-    if (!config.was_given(name)) continue;
-    const bool is_switch = value == "true" || value == "false";
-    flags += is_switch ? concat(value == "true" ? " --" : " --no-", name)
-                       : concat(" --", name, " ", shell_word(value));
+    if (config.was_given(name)) flags += concat(" --", name, " ", shell_word(value));
   }
   if (!flags.empty()) log.line("flags  " + flags);
   log.line(concat("data    ", data.records.size(), " images for training (", data.name, "), ",
                   val.records.size(), " for evaluation (", splits.same ? "the same images" : val.name, "), ",
-                  data.classes.size(), " classes; ", config.loader_threads, " loader thread",
-                  config.loader_threads > 1 ? "s" : ""));
+                  data.classes.size(), " classes, loader threads ", config.loader_threads));
   if (splits.same)
     log.line(concat(
         "warning: AP is measured on the training images, because the data set has one split only, and is ",
@@ -342,22 +327,20 @@ void log_plan(Log& log, const Config& config, const Splits& splits, YOLOX& model
   log_classes(log, splits);
   double parameters = 0;
   for (const Tensor& p : model->parameters()) parameters += double(p.numel());
+  const ImageSize base = base_size(config);
   log.line(concat("model   ", config.model, " ", base.height, "x", base.width,
                   plan.sizes.max_decrease + plan.sizes.max_increase > 0 ? " multi-scale" : "", ", ",
                   rounded(parameters / 1e6), "M parameters, on ", device.str(), ", ",
                   precision_name(config.amp)));
-  const int world = ranks.info.world;
   std::vector<std::string> locations;
-  for (int r = 0; r < world && world > 1; ++r) locations.push_back(concat(r, " on ", ranks.location(r)));
-  if (world > 1) log.line(concat("ranks   ", listed(locations, 16)));
-  log.line(concat(
-      "steps   ", plan.iters, " with a batch of ", plan.batch, plan.batch == 1 ? " image" : " images",
-      world > 1 ? concat(" (", plan.batch_per_rank(), plan.batch % world ? " or one less" : "", " per rank)")
-                : "",
-      ", ", plan.per_epoch, " per epoch; ", config.epochs, config.epochs == 1 ? " epoch" : " epochs",
-      part_of_run("first", std::llround(plan.schedule.warmup), "with warm-up"),
-      part_of_run("last", plan.per_epoch * plan.epochs - plan.first_no_aug_iteration,
-                  "without mosaic and MixUp")));
+  for (int r = 0; r < plan.ranks && plan.ranks > 1; ++r)
+    locations.push_back(concat(r, " on ", ranks.location(r)));
+  if (!locations.empty()) log.line(concat("ranks   ", listed(locations, 16)));
+  log.line(concat("steps   ", plan.iters, "; epochs ", config.epochs, " of ", plan.per_epoch,
+                  " steps; batch size ", plan.batch, " (", plan.batch_per_rank(),
+                  plan.batch % plan.ranks ? " or one less" : "", " per rank); warm-up ",
+                  std::llround(plan.schedule.warmup), " steps; no mosaic and MixUp in the last ",
+                  plan.per_epoch * plan.epochs - plan.first_no_aug_iteration, " steps"));
   const bool fine_tunes = config.recipe == "finetune";
   log.line(concat(
       "recipe  ", config.recipe, ", ",
@@ -368,25 +351,25 @@ void log_plan(Log& log, const Config& config, const Splits& splits, YOLOX& model
       config.weight_decay, config.freeze == "none" ? "" : ", frozen " + config.freeze,
       config.ema == 0 ? ", no EMA" : concat(", EMA over ", std::llround(1 / (1 - config.ema)), " steps")));
   log.line(learning_rate_note(config.optimizer, config.lr, plan.batch, fine_tunes));
+  for (const std::string& note : notes) log.line(note);
+  log.line(font_note(data.classes));
+  log.line(crowded_images_note(val.truth, config.max_dets));
 }
 
-int dry_run(Config& config, const Splits& splits, YOLOX& model, ImageSize base, torch::Device device,
+int dry_run(Config& config, const Splits& splits, YOLOX& model, torch::Device device,
             const std::vector<std::string>& notes, Ranks& ranks) {
   Log log("", /*quiet=*/!ranks.first());
-  const Plan plan = plan_of(config, int64_t(splits.train.records.size()), ranks.info.world, base);
-  log_plan(log, config, splits, model, base, device, plan, ranks);
-  for (const std::string& note : notes) log.line(note);
-  log.line(crowded_images_note(splits.val.truth, config.max_dets));
-  bool problems = false;
-  for (const Dataset* data : {&splits.train, &splits.val}) {
-    if (splits.same && data == &splits.val) break;
-    const auto lines = data->problems->lines();
-    for (const std::string& line : lines) log.line(line);
-    problems = problems || !lines.empty();
-  }
-  log.line(problems ? "the data has problems, which training leaves out" : "the data has no problems");
+  const Plan plan =
+      plan_of(config, int64_t(splits.train.records.size()), ranks.info.world, base_size(config));
+  log_plan(log, config, splits, model, device, plan, ranks, notes);
+  auto problems = splits.train.problems->lines();
+  if (!splits.same)
+    for (const std::string& line : splits.val.problems->lines()) problems.push_back(line);
+  for (const std::string& line : problems) log.line(line);
+  log.line(problems.empty() ? "the data has no problems"
+                            : "the data has problems, which training leaves out");
   ranks.shutdown();
-  return problems;
+  return !problems.empty();
 }
 
 }  // namespace yolox

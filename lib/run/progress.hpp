@@ -15,9 +15,7 @@
 #include "config.hpp"
 #include "data/dataset.hpp"
 #include "ddp.hpp"
-#include "dtr/dtr.hpp"
 #include "evaluate.hpp"
-#include "optim.hpp"
 #include "run/log.hpp"
 #include "run/saving.hpp"
 #include "run/step_metrics.hpp"
@@ -53,10 +51,9 @@ Plan profiled(Plan plan, int64_t first);
 class Progress {
  public:
   // run: the run folder. first: first step of this process. Only rank 0 writes metrics and events.
-  // dtr: show the statistics of DTR. evaluates: a resumed run evaluates before its first step, so that rows
-  // of an evaluation at this step are deleted. profile: record the steps of profiled().
+  // dtr: show the statistics of DTR. profile: record the steps of profiled().
   Progress(const std::string& run, Log& log, torch::Device device, int64_t first, int rank = 0,
-           bool dtr = false, bool evaluates = true, bool profile = false);
+           bool dtr = false, bool profile = false);
 
   // Restarts the measurement of speed and waiting time.
   void restart_clock() {
@@ -98,11 +95,10 @@ class Progress {
   const bool dtr;
   bool has_heading = false, noted_waiting = false;
   int64_t skipped = 0;  // steps in a row whose gradient was not finite
-  DtrSteps again;       // statistics of DTR since the last row of metrics.csv
   double exceeded = 0;  // bytes; a step that needs more is worth a new warning
   std::optional<Metrics> metrics;
-  std::shared_ptr<Profile> profile;
-  int64_t timed_steps = 0, idle_steps = 0;  // for launch_note()
+  std::shared_ptr<Profile> profile;  // shared_ptr, because the type is incomplete here
+  int64_t idle_steps = 0;            // for launch_note()
   Means recent, of_epoch;
   std::map<std::string, int64_t> logged_problems;  // logged number of problems of each kind
   double last_time = now();                        // time of the last progress line
@@ -114,13 +110,13 @@ class Progress {
 // Logs the number of boxes, the ten most frequent classes, and the classes without boxes.
 void log_classes(Log& log, const Splits& splits);
 
-// Logs the flags that were given, data, model, ranks, and the length of the run.
-void log_plan(Log& log, const Config& config, const Splits& splits, YOLOX& model, ImageSize base,
-              torch::Device device, const Plan& plan, const Ranks& ranks);
+// Logs the flags that were given, data, model, ranks, the length of the run, and the notes.
+void log_plan(Log& log, const Config& config, const Splits& splits, YOLOX& model, torch::Device device,
+              const Plan& plan, const Ranks& ranks, const std::vector<std::string>& notes);
 
 // --dry-run: prints what a training logs at its start, and all problems of the data, and ends the ranks.
 // Returns the exit code: 1 if there are problems.
-int dry_run(Config& config, const Splits& splits, YOLOX& model, ImageSize base, torch::Device device,
+int dry_run(Config& config, const Splits& splits, YOLOX& model, torch::Device device,
             const std::vector<std::string>& notes, Ranks& ranks);
 
 }  // namespace yolox

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run/run.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -17,7 +15,6 @@
 #include "checkpoint/load.hpp"
 #include "data/pictures.hpp"
 #include "data/store.hpp"
-#include "dtr/dtr.hpp"
 #include "formats.hpp"
 #include "models.hpp"
 #include "run/report.hpp"
@@ -99,21 +96,15 @@ std::string turn_on_fused_norm(torch::Device device, Ranks& ranks) {
   return "";
 }
 
-void lock_resumed_run(const SavedRun& saved, Ranks& ranks) {
-  const double step = saved ? double(saved.step) : -1, latest = ranks.max(step);
-  check(latest == -ranks.max(-step), "some ranks find the checkpoint of step ", int64_t(latest),
-        " in the run folder, others an older one or none; is the file system slow? Repeat the command");
-  if (saved && ranks.first()) lock_run_folder(saved.run);
-}
-
-Splits load_data(const Config& config, const std::string& data, const std::string& run, Ranks& ranks) {
+Splits load_data(const Config& config, const std::string& data, const SavedRun& saved, torch::Device device,
+                 Ranks& ranks) {
   std::error_code error;
   for (const auto& [flag, path] : {std::pair("data", data), {"images", config.images}})
-    check(run.empty() || config.was_given(flag) || path.empty() || path == "shapes" ||
+    check(!saved || config.was_given(flag) || path.empty() || path == "shapes" ||
               path.find(',') != std::string::npos || std::filesystem::exists(path, error),
-          "--", flag, " ", path, " of the run ", run, " ", why_missing(path),
+          "--", flag, " ", path, " of the run ", saved.run, " ", why_missing(path),
           "; it counts from the folder where the run was started: start there, or give --", flag, ", too");
-  const std::filesystem::path beside = absolute_folder(!run.empty()         ? run
+  const std::filesystem::path beside = absolute_folder(saved                ? saved.run
                                                        : config.out.empty() ? "runs/x"
                                                                             : config.out);
   Splits splits = ranks.run_first_on_one_rank_per_machine([&] {
@@ -124,6 +115,11 @@ Splits load_data(const Config& config, const std::string& data, const std::strin
     d->strict = config.strict;
     check_strict(*d);
   }
+  const auto images = std::ssize(splits.train.records);
+  check(ranks.info.world <= images, "there are ", ranks.info.world, " ranks and only ", images,
+        " images; give fewer ranks");
+  ranks.check_same_settings(
+      common_settings(config, splits.train, splits.val.records.size(), saved.step, device));
   return splits;
 }
 
@@ -146,15 +142,6 @@ void cache_images(Dataset& data, const Config& config, ImageSize size, Ranks& ra
   }
   use_cache(data, cache);
   log.line(concat("cache   ", short_bytes(cache->bytes()), " in ", place));
-}
-
-void check_ranks(Ranks& ranks, const Config& config, const Splits& splits, const SavedRun& saved,
-                 torch::Device device) {
-  const int64_t images = splits.train.records.size();
-  check(ranks.info.world <= images, "there are ", ranks.info.world, " ranks and only ", images,
-        " images; give fewer ranks");
-  ranks.check_same_settings(
-      common_settings(config, splits.train, splits.val.records.size(), saved.step, device));
 }
 
 void freeze_parts(torch::nn::Module& model, std::string& parts, const std::string& of_recipe) {
@@ -180,9 +167,6 @@ YOLOX new_model(Config& config, const SavedRun& saved, const Dataset& data, torc
   std::string freeze_by_default = "none";
   if (saved) {
     of_file = weights_info(saved.file, saved.path);
-    usage_check(of_file.model == config.model, saved.run, " is a run of ", of_file.model,
-                " and cannot be resumed with --model ", config.model,
-                "; leave --model out: ./train --resume ", shell_word(saved.run));
     usage_check(of_file.classes == data.classes, saved.run, " was trained on other classes than those of ",
                 data.name,
                 " and cannot be resumed with them; start a new run from its weights: ./train --data ",
@@ -220,15 +204,6 @@ Training new_training(const Config& config, YOLOX model, YOLOX ema, const Weight
 
 // ---- run folder and log
 
-std::string open_run_folder(const Config& config, const SavedRun& saved, Ranks& ranks) {
-  std::string folder;
-  check(!saved || !ranks.first() || access(saved.run.c_str(), W_OK) == 0, "cannot write to ", saved.run,
-        "; check its permissions");
-  if (ranks.first())
-    folder = saved ? saved.run : create_run_folder(config.out, config.model + "-" + data_name(config.data));
-  return ranks.broadcast(folder);
-}
-
 // Returns the suffix of this rank's files (log, problems, crash report): "" for rank 0, "_rank3" for rank 3.
 static std::string rank_suffix(const Ranks& ranks) {
   return ranks.first() ? "" : concat("_rank", ranks.info.rank);
@@ -245,35 +220,26 @@ Log open_log(const std::string& run, const Config& config, const SavedRun& saved
 
 bool resume_run(SavedRun& saved, Training& t, const Plan& plan, const std::string& resume, Saver& saver,
                 Log& log) {
-  saved.notes.push_back(saver.load(t, saved));
-  if (saved.data != saver.data && !saved.data.empty())
-    saved.notes.push_back(concat("warning: the training set is another one: it has ", saver.data,
-                                 ", and had ", saved.data, "; are --data and the working folder right?"));
+  saver.load(t, saved);
   saved.file = {};
   if (!is_complete(t, plan)) return true;
   const std::string over =
-      t.iteration >= plan.iters
-          ? concat(" is complete: ", t.iteration, " of ", plan.iters,
-                   " steps are done; increase --epochs, or --max-iters (0 = off), to continue")
-          : concat(" was stopped early after ", t.best.evals_without_gain, " evaluations without a better ",
-                   score_of({}).name, "; increase --patience to continue (0 = off)");
-  usage_check(resume == "auto", saved.run, over);
-  log.line(saved.run + over);
+      concat(saved.run, " is complete: ", t.iteration, " of ", plan.iters, " steps are done, the last ",
+             t.best.evals_without_gain, " evaluations without a better ", score_of({}).name,
+             "; to continue, increase --epochs, --max-iters or --patience (0 = off)");
+  usage_check(resume == "auto", over);
+  log.line(over);
   return false;
 }
 
 void start_run(const std::string& run, const Config& config, const SavedRun& saved, const Splits& data,
                Training& t, const Plan& plan, torch::Device device, Ranks& ranks, Saver& saver,
                Progress& progress, Log& log) {
-  const ImageSize base = base_size(config);
   const std::string settings = config_json(config, device, ranks.info.world);
   crash_context(run, settings, concat("crash", rank_suffix(ranks), ".txt"));
   if (saver.is_writer && !replace_file(run + "/config.json", settings))
     log.line(concat("warning: cannot write ", run, "/config.json"));
-  log_plan(log, config, data, t.model, base, device, plan, ranks);
-  for (const auto& text : saved.notes) log.line(text);
-  log.line(font_note(data.train.classes));
-  log.line(crowded_images_note(data.val.truth, config.max_dets));
+  log_plan(log, config, data, t.model, device, plan, ranks, saved.notes);
   progress.log_problems(data);
   if (t.iteration == 0 && ranks.first()) save_image(run + "/labels.jpg", draw_label_statistics(data.train));
   if (!saved) saver.save(t, "last.pth", log);  // so that the run can be resumed from the start
@@ -290,62 +256,59 @@ Agreement agree(Ranks& ranks, const Saver& saver, const UnreadSteps& unread) {
 
 // ---- evaluation
 
-Evaluator::Evaluator(const std::string& run, const Dataset& data, const Config& config,
-                     const WeightsInfo& info, int64_t batch, torch::Device device, Ranks& ranks)
-    : run(run), data(data), ranks(ranks), in_parts{1, batch} {
-  EvalSettings& s = settings;
+EvalSettings eval_settings(const std::string& run, const Config& config, const WeightsInfo& info,
+                           const Plan& plan, torch::Device device, Ranks& ranks) {
+  EvalSettings s;
   s.size = {int(info.height), int(info.width)};
   s.conf = config.conf;
   s.nms = config.nms;
   s.max_detections = config.max_dets;
+  s.batch = int(plan.batch_per_rank());
   s.workers = config.loader_threads;
   s.legacy = info.legacy_preproc;
   s.device = device;
   s.loss = validation_loss;
   if (ranks.first()) s.pictures = run + "/val_batch";
-  if (ranks.alone()) return;
+  if (ranks.alone()) return s;
   s.rank = ranks.info.rank;
   s.ranks = ranks.info.world;
   s.gather = [&ranks](const std::vector<double>& mine) { return ranks.gather(mine); };
+  return s;
 }
 
-Evaluation Evaluator::evaluate(Training& t, Log& log) {
+Evaluation evaluate(Training& t, const Dataset& data, EvalSettings& settings, Ranks& ranks, Log& log) {
   const std::string what = concat("evaluation after step ", t.iteration);
   crash_step(what);
   made_progress("the " + what);
   ranks.check_equal(tensors_of(t.eval_model()), concat("at step ", t.iteration));
-  const auto evaluate_in = [&](int64_t parts) {
-    settings.batch = int(std::max<int64_t>(1, in_parts.max_parts / parts));
-    return yolox::evaluate(t.eval_model(), data, settings, [&](int64_t done, int64_t images) {
-      made_progress("the " + what);
-      log.progress(concat("  evaluated ", done, " of ", images, " images"), /*keep=*/false);
-    });
-  };
-  return in_parts.run(evaluate_in, [&](const std::exception& failure, int64_t parts) {
-    const int64_t more = in_parts.more_parts(failure, parts);
-    empty_cache(settings.device);
-    log.line(concat("note: out of memory; the evaluation is repeated with batches of ",
-                    in_parts.max_parts / more, " images"));
-    return more;
-  });
+  while (true) try {
+      return evaluate(t.eval_model(), data, settings, [&](int64_t done, int64_t images) {
+        made_progress("the " + what);
+        log.progress(concat("  evaluated ", done, " of ", images, " images"), /*keep=*/false);
+      });
+    } catch (const std::exception& e) {
+      if (!is_out_of_memory(e) || settings.batch == 1) throw;
+      settings.batch /= 2;
+      empty_cache(settings.device);
+      log.line(
+          concat("note: out of memory; the evaluation is repeated with a batch size of ", settings.batch));
+    }
 }
 
-void Evaluator::save(const Training& t, const Evaluation& e, Log& log) const {
-  if (!ranks.first()) return;
-  try {
-    const std::string heading = concat("After step ", t.iteration, ", the best evaluation of the run, on ",
-                                       e.images, " images of ", data.name);
-    write_evaluation(run, heading, e, data);
-  } catch (const std::exception& error) {
-    log.line(concat("warning: report.html will lack this evaluation: ", error.what()));
-  }
+void save_evaluation(const std::string& run, const Training& t, const Evaluation& e, const Dataset& data,
+                     Log& log) try {
+  const std::string heading = concat("After step ", t.iteration, ", the best evaluation of the run, on ",
+                                     e.images, " images of ", data.name);
+  write_evaluation(run, heading, e, data);
+} catch (const std::exception& error) {
+  log.line(concat("warning: report.html will lack this evaluation: ", error.what()));
 }
 
 // ---- the end of a run
 
-// Returns a text with the paths of the files, or with the reason why they could not be written.
-static std::string save_failed_step(const std::string& run, Training& t, const Plan& plan, const StepRow& row,
-                                    const Batch& batch, int rank) {
+void report_failed_step(const std::string& run, Training& t, const Plan& plan, const StepFailed& failed,
+                        const Batch& batch, int rank) {
+  const StepRow& row = failed.row;
   const std::string name = rank > 0 ? concat(run, "/nonfinite_rank", rank) : run + "/nonfinite";
   const ImageSize size = plan.sizes.size_at(row.step);
   auto names = empty_list();
@@ -368,20 +331,15 @@ static std::string save_failed_step(const std::string& run, Training& t, const P
   if (batch.targets.ignored.defined()) file.insert("ignored", batch.targets.ignored.cpu());
   file.insert("model", to_dict(state_dict(*t.model)));
   save_image(name + ".jpg", draw_truth(batch));
+  std::string saved = concat("the batch and the weights are in ", name, ".pth and .jpg");
   try {
     write_pth(name + ".pth", file);
   } catch (const std::exception& e) {
-    return concat("the batch and the weights could not be saved: ", e.what());
+    saved = concat("the batch and the weights could not be saved: ", e.what());
   }
-  return concat("the batch and the weights are in ", name, ".pth and .jpg");
-}
-
-void report_failed_step(const std::string& run, Training& t, const Plan& plan, const StepFailed& failed,
-                        const Batch& batch, int rank) {
-  const std::string terms = to_string(failed.row.numbers);
-  fail(failed.what(), " at step ", failed.row.step, " (", terms, terms.empty() ? "lr " : ", lr ",
-       failed.row.lr, "; images ", listed(image_names(batch), 64), "); ",
-       save_failed_step(run, t, plan, failed.row, batch, rank),
+  const std::string terms = to_string(row.numbers);
+  fail(failed.what(), " at step ", row.step, " (", terms, terms.empty() ? "lr " : ", lr ", row.lr,
+       "; images ", listed(image_names(batch), 64), "); ", saved,
        "; continue from the last checkpoint with a lower lr: ./train --resume ", shell_word(run), " --lr ",
        plan.schedule.lr / 2);
 }

@@ -35,19 +35,14 @@ std::string turn_on_fused_norm(torch::Device device, Ranks& ranks);
 // depend on the step at which the run is resumed.
 bool cudnn_benchmark_pays(const Config& config, const Plan& plan);
 
-// Locks the folder of a resumed run. Throws if another training uses it, or if the ranks have read different
-// checkpoints. All ranks must call it together.
-void lock_resumed_run(const SavedRun& saved, Ranks& ranks);
-
 // Loads the data sets. On each machine one rank checks the images first, and the others read its results.
-// Throws if a data set is empty or --strict finds a problem.
-Splits load_data(const Config& config, const std::string& data, const std::string& run, Ranks& ranks);
+// Throws if a data set is empty, --strict finds a problem, the ranks have different data, settings or
+// checkpoints, or there are more ranks than images. All ranks must call it together.
+Splits load_data(const Config& config, const std::string& data, const SavedRun& saved, torch::Device device,
+                 Ranks& ranks);
 // --cache: decodes the images of a data set once on each machine, whose ranks share them, and makes `data`
 // read them. All ranks must call it together.
 void cache_images(Dataset& data, const Config& config, ImageSize size, Ranks& ranks, Log& log);
-// Throws if the ranks have different data or settings, or if there are more ranks than images.
-void check_ranks(Ranks& ranks, const Config& config, const Splits& splits, const SavedRun& saved,
-                 torch::Device device);
 
 // Freezes the parts of --freeze, or none. Sets `parts` to `of_recipe` if it is "recipe". Throws UsageError if
 // a part does not exist, or nothing is left to train.
@@ -65,9 +60,6 @@ Training new_training(const Config& config, YOLOX model, YOLOX ema, const Weight
                       const Dataset& data, torch::Device device, bool casts_together);
 
 // ---- run folder and log
-
-// Creates and locks the folder of a new run. Returns its path, or that of the resumed run, on all ranks.
-std::string open_run_folder(const Config& config, const SavedRun& saved, Ranks& ranks);
 
 // Opens the log of this rank, and logs the folder. Sets up crash reports.
 Log open_log(const std::string& run, const Config& config, const SavedRun& saved, torch::Device device,
@@ -95,26 +87,15 @@ struct Agreement {
 // All ranks must call it together.
 Agreement agree(Ranks& ranks, const Saver& saver, const UnreadSteps& unread);
 
-// Evaluates the EMA model, or the model without EMA, while training. All ranks must call it together.
-class Evaluator {
- public:
-  // batch: images per rank.
-  Evaluator(const std::string& run, const Dataset& data, const Config& config, const WeightsInfo& info,
-            int64_t batch, torch::Device device, Ranks& ranks);
-
-  // Returns an evaluation. It is incomplete if a signal arrived. Repeats it with a smaller batch if memory
-  // runs out.
-  Evaluation evaluate(Training& t, Log& log);
-  // Writes the files of the best evaluation so far that report.html shows.
-  void save(const Training& t, const Evaluation& e, Log& log) const;
-
- private:
-  const std::string run;
-  const Dataset& data;
-  EvalSettings settings;
-  Ranks& ranks;
-  RetryInParts in_parts;  // of settings.batch
-};
+// Returns the settings of evaluations while training.
+EvalSettings eval_settings(const std::string& run, const Config& config, const WeightsInfo& info,
+                           const Plan& plan, torch::Device device, Ranks& ranks);
+// Evaluates the EMA model, or the model without EMA. The evaluation is incomplete if a signal arrived. If
+// memory runs out, repeats it with half of settings.batch. All ranks must call it together.
+Evaluation evaluate(Training& t, const Dataset& data, EvalSettings& settings, Ranks& ranks, Log& log);
+// Writes the files of the best evaluation so far that report.html shows, on rank 0.
+void save_evaluation(const std::string& run, const Training& t, const Evaluation& e, const Dataset& data,
+                     Log& log);
 
 // ---- the end of a run
 

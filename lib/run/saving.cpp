@@ -8,14 +8,17 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <system_error>
 
 #include "base/new_file.hpp"
 #include "base/printable.hpp"
 #include "base/timeout.hpp"
 #include "checkpoint/load.hpp"
+#include "ddp/launch.hpp"
 #include "evaluate.hpp"
 #include "models.hpp"
 
@@ -75,8 +78,157 @@ static GenericDict to_dict(const Settings& settings) {
   return dict;
 }
 
-GenericDict checkpoint(Training& t, const WeightsInfo& info, const RunSettings& settings, int64_t per_epoch,
-                       const std::string& data) {
+// Returns the settings in a checkpoint. Throws if the file is not a checkpoint of a training run, or one of
+// version 0.1.0.
+static RunSettings saved_settings(const c10::IValue& file, const std::string& path) {
+  const bool of_run = file.isGenericDict() && file.toGenericDict().contains("train");
+  const auto state = of_run ? file.toGenericDict().at("train").toGenericDict() : empty_dict();
+  check(state.contains("flags"), path, " is no checkpoint of a run", of_run ? " of this version" : "",
+        "; start a new run from its weights: ./train --weights ", shell_word(path));
+  const auto read = [&](const char* key) {
+    Settings all;
+    for (const auto& e : state.at(key).toGenericDict())
+      all.emplace_back(e.key().toStringRef(), e.value().toStringRef());
+    return all;
+  };
+  return {read("flags"), read("chosen")};
+}
+
+// ---- the run folder
+
+std::vector<std::string> list_checkpoints(const std::string& run) {
+  std::vector<std::string> paths;
+  std::error_code ignored;
+  for (const char* name : {"/last.pth", "/last.bak.pth"})
+    if (fs::is_regular_file(run + name, ignored)) paths.push_back(run + name);
+  return paths;
+}
+
+std::string newest_run() {
+  std::pair newest{fs::file_time_type::min(), std::string()};
+  std::error_code ignored;
+  for (const char* place : {"runs", "."})
+    for (const auto& folder : fs::directory_iterator(place, ignored)) {
+      const std::string run = folder.path().lexically_normal().string();
+      if (!fs::exists(run + "/.lock", ignored)) continue;  // a folder of other files
+      for (const auto& path : list_checkpoints(run))
+        newest = std::max(newest, {fs::last_write_time(path, ignored), run});
+    }
+  return newest.second;
+}
+
+void lock_run_folder(const std::string& run) {
+  // Stays open, and so locked, until this process ends. For writing, as NFS needs for an exclusive lock.
+  const int fd = open((run + "/.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  check(access(run.c_str(), W_OK) == 0, "cannot write to ", run, ": ", std::strerror(errno),
+        "; check its permissions, or give another --out");
+  check(fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, "another training uses ", run,
+        "; wait until it ends, or give another --out");
+}
+
+std::string create_run_folder(const Config& config) {
+  std::string folder = config.out.empty() ? "runs" : config.out;
+  std::error_code error;
+  fs::create_directories(folder, error);
+  while (config.out.empty() && !error) {  // another training may take the name at the same moment
+    folder = unused_run_folder(config.model + "-" + data_name(config.data));
+    if (fs::create_directory(folder, error)) break;
+  }
+  check(!error, "cannot write to ", folder, ": ", error.message(), "; give another --out");
+  lock_run_folder(folder);
+  try {  // a new run can use the folder of a run without a step
+    if (newest_checkpoint(folder).step == 0)
+      for (const auto& path : list_checkpoints(folder)) fs::remove(path);
+  } catch (const std::exception&) {  // no last.pth, or one of another program, which stays
+  }
+  fs::remove(folder + "/parts", error);  // of a run that never started
+  check(list_checkpoints(folder).empty(), folder, " already holds a run; resume it with --resume ",
+        shell_word(folder), ", or give another --out");
+  return folder;
+}
+
+// ---- checkpoints
+
+SavedRun newest_checkpoint(const std::string& run) {
+  std::vector<std::string> problems;
+  for (const auto& path : list_checkpoints(run)) {
+    try {
+      const auto file = read_pth(path);
+      const RunSettings settings = saved_settings(file, path);
+      const auto state = file.toGenericDict().at("train").toGenericDict();
+      for (const auto& e : state.at("model").toGenericDict())
+        check(!e.value().isTensor() || torch::isfinite(e.value().toTensor()).all().item<bool>(), path,
+              " has weights that are not finite");
+      for (auto& problem : problems) problem = concat("warning: ", problem, "; using ", path);
+      const std::string data = state.contains("data") ? state.at("data").toStringRef() : "";
+      return {run, path, file, settings, state.at("iteration").toInt(), data, problems};
+    } catch (const std::exception& e) {
+      problems.emplace_back(e.what());
+    }
+  }
+  if (problems.empty())
+    problems.push_back(run +
+                       " has no checkpoint (last.pth); give --resume the folder of a run. To start a new "
+                       "run from another file, give it to --weights");
+  fail(problems[0], problems.size() > 1 ? "; " + problems[1] : "");
+}
+
+void save_last(const std::string& run, const GenericDict& file, bool back_up, bool frees_backup) {
+  const std::string last = run + "/last.pth", backup = run + "/last.bak.pth",
+                    part = concat(backup, ".tmp.", getpid());
+  std::error_code error;
+  if (back_up) {
+    fs::create_hard_link(fs::canonical(last, error), part, error);
+    if (error) fs::copy_file(last, part, error);  // the file system has no hard links
+    if (!error) fs::rename(part, backup, error);
+    fs::remove(part, error);  // rename() leaves it if both already are names of the same file
+  }
+  try {
+    write_pth(last, file);
+  } catch (const NewFile::Error&) {
+    if (!frees_backup || !fs::remove(backup, error)) throw;
+    write_pth(last, file);
+  }
+}
+
+SavedRun resume_settings(Config& config, const std::string& run, bool same_command) {
+  // What a resumed run keeps. With --resume auto, --out names its folder, perhaps in another way.
+  std::set<std::string> fixed{"model", "weights", "recipe", "optimizer", "freeze"};
+  if (!same_command) fixed.insert("out");
+  SavedRun saved = newest_checkpoint(run);
+  const auto typed = config.values();
+  const std::map<std::string, std::string> command(typed.begin(), typed.end());
+  const RunSettings& before = saved.settings;
+  std::map<std::string, std::string> of_run(before.chosen.begin(), before.chosen.end());
+  of_run.insert(before.flags.begin(), before.flags.end());  // does not replace what was chosen
+  for (const auto& [name, value] : before.flags) {
+    if (const std::string gone = gone_flag(name, value); !gone.empty())
+      saved.notes.push_back(concat("warning: the run has ", value, " for it, but ", gone));
+    if (!config.was_given(name)) {
+      config.set(name, value);
+      continue;
+    }
+    const std::string& now = command.at(name);
+    std::string& current = of_run.at(name);
+    // With the same command, auto means what it has become. A switch has no auto.
+    const bool is_switch = now == "true" || now == "false";
+    if (now == current || (same_command && now == value && !is_switch)) continue;
+    usage_check(!fixed.contains(name), "--", name, " ", now, " differs from the run's '", current,
+                "', which a resumed run keeps; leave --", name,
+                " out, or start a new run from its weights: ./train --weights ", shell_word(run));
+    saved.notes.push_back(concat("--", name, " ", now, " instead of the run's ", current));
+    current = now;
+  }
+  if (config.was_given("gpus") != config.was_given("procs")) {  // the given flag replaces the other one
+    const char* other = config.was_given("gpus") ? "procs" : "gpus";
+    config.set(other, of_run[other] = "0");
+  }
+  config.start = config.values(/*without=*/kOfCall);
+  for (const auto& [name, value] : of_run) config.set(name, value);
+  return saved;
+}
+
+GenericDict Saver::checkpoint(Training& t) const {
   auto state = empty_dict(), top = empty_dict();
   auto random = empty_list();
   for (const at::Generator& g : random_generators(t.device())) random.push_back(g.get_state());
@@ -107,23 +259,32 @@ GenericDict checkpoint(Training& t, const WeightsInfo& info, const RunSettings& 
   return top;
 }
 
-RunSettings saved_settings(const c10::IValue& file, const std::string& path) {
-  const bool of_run = file.isGenericDict() && file.toGenericDict().contains("train");
-  const auto state = of_run ? file.toGenericDict().at("train").toGenericDict() : empty_dict();
-  check(state.contains("flags"), path, " is no checkpoint of a run", of_run ? " of this version" : "",
-        "; start a new run from its weights: ./train --weights ", shell_word(path));
-  const auto read = [&](const char* key) {
-    Settings all;
-    for (const auto& e : state.at(key).toGenericDict())
-      all.emplace_back(e.key().toStringRef(), e.value().toStringRef());
-    return all;
-  };
-  return {read("flags"), read("chosen")};
+bool Saver::save(Training& t, const std::string& name, Log& log, bool must) {
+  made_progress("saving " + name);
+  const bool is_last = name == "last.pth";
+  last_save_time = now();  // also if it fails, so that the next try is not at the next step
+  if (is_writer) {
+    const auto file = checkpoint(t);
+    std::error_code ignored;
+    fs::create_directories(run, ignored);  // if it was deleted
+    try {
+      if (is_last)
+        save_last(run, file, /*back_up=*/last_step >= 0 && last_step != t.iteration, must && last_step >= 0);
+      else
+        write_pth(run + "/" + name, file);
+    } catch (const std::exception& e) {
+      if (must) throw;
+      log.line(concat("warning: ", e.what(), "; training continues, and the next save tries again"));
+      return false;
+    }
+  }
+  if (is_last) last_step = t.iteration;
+  return true;
 }
 
-std::string load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch,
-                            const std::string& path) {
-  const auto top = file.toGenericDict();
+void Saver::load(Training& t, SavedRun& saved) {
+  const std::string& path = saved.path;
+  const auto top = saved.file.toGenericDict();
   const auto state = top.at("train").toGenericDict();
   const auto load_all = [&](YOLOX& into, const c10::IValue& weights) {
     const auto report = load_state_dict(*into, weights.toGenericDict(), path);
@@ -154,195 +315,19 @@ std::string load_checkpoint(Training& t, const c10::IValue& file, int64_t per_ep
       "new run from its weights: ./train --data ... --weights ",
       shell_word(path));
   const std::string now = score_of({}).name, before = state.at("score").toStringRef();
-  if (now == before) return "";
-  t.best.score = -1;
-  return concat("note: the score of an evaluation is ", now, ", and was ", before,
-                " before; the next evaluation replaces best.pth");
-}
-
-// ---- the run folder
-
-std::vector<std::string> list_checkpoints(const std::string& run) {
-  std::vector<std::string> paths;
-  std::error_code ignored;
-  for (const char* name : {"/last.pth", "/last.bak.pth"})
-    if (fs::is_regular_file(run + name, ignored)) paths.push_back(run + name);
-  return paths;
-}
-
-std::string newest_run() {
-  std::pair newest{fs::file_time_type::min(), std::string()};
-  std::error_code ignored;
-  for (const bool in_runs : {true, false})
-    for (const auto& folder : fs::directory_iterator(in_runs ? "runs" : ".", ignored)) {
-      const std::string run = folder.path().lexically_normal().string();
-      if (!in_runs && !fs::exists(folder.path() / ".lock", ignored)) continue;
-      for (const auto& path : list_checkpoints(run))
-        newest = std::max(newest, {fs::last_write_time(path, ignored), run});
-    }
-  return newest.second;
-}
-
-void lock_run_folder(const std::string& run) {
-  for (const char* name : {"last.pth", "last.bak.pth", "best.pth"}) {
-    const std::string path = run + "/" + name;
-    check(!is_irregular_file(path), path,
-          " is not a regular file, so no checkpoint can be saved there; remove it, or give another --out");
+  if (now != before) {
+    t.best.score = -1;
+    saved.notes.push_back(concat("note: the score of an evaluation is ", now, ", and was ", before,
+                                 " before; the next evaluation replaces best.pth"));
   }
-  // Stays open, and so locked, until this process ends.
-  const int fd = open((run + "/.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  check(fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, "another training uses ", run,
-        "; wait until it ends, or give another --out");
-}
-
-// Deletes the checkpoints of a run without a step, so that a new run can use the folder.
-static void remove_unstarted_checkpoint(const std::string& run) {
-  try {
-    if (newest_checkpoint(run).step > 0) return;
-    for (const auto& path : list_checkpoints(run)) fs::remove(path);
-  } catch (const std::exception&) {  // no last.pth, or one of another program, which stays
-  }
-}
-
-std::string create_run_folder(const std::string& wanted, const std::string& name) {
-  std::string folder = wanted;
-  std::error_code error;
-  if (wanted.empty()) {
-    fs::create_directories("runs", error);
-    folder = "runs/" + name;
-    for (int i = 2; !error && !fs::create_directory(folder, error) && !error; ++i)
-      folder = concat("runs/", name, "-", i);
-  } else {
-    fs::create_directories(wanted, error);
-  }
-  check(!error && access(folder.c_str(), W_OK) == 0, "cannot write to ", folder,
-        error ? ": " + error.message() : "", "; give another --out");
-  lock_run_folder(folder);
-  remove_unstarted_checkpoint(folder);
-  fs::remove(folder + "/parts", error);  // of a run that never started
-  check(list_checkpoints(folder).empty(), folder, " already holds a run; resume it with --resume ",
-        shell_word(folder), ", or give another --out");
-  return folder;
-}
-
-// ---- checkpoints
-
-// Returns true if all tensors are finite.
-static bool is_finite(const GenericDict& weights) {
-  for (const auto& e : weights)
-    if (e.value().isTensor() && !torch::isfinite(e.value().toTensor()).all().item<bool>()) return false;
-  return true;
-}
-
-SavedRun newest_checkpoint(const std::string& run) {
-  std::vector<std::string> problems;
-  for (const auto& path : list_checkpoints(run)) {
-    try {
-      const auto file = read_pth(path);
-      saved_settings(file, path);
-      const auto state = file.toGenericDict().at("train").toGenericDict();
-      check(is_finite(state.at("model").toGenericDict()), path, " has weights that are not finite");
-      for (auto& problem : problems) problem = concat("warning: ", problem, "; using ", path);
-      const std::string data = state.contains("data") ? state.at("data").toStringRef() : "";
-      return {run, path, file, state.at("iteration").toInt(), data, problems};
-    } catch (const std::exception& e) {
-      problems.emplace_back(e.what());
-    }
-  }
-  if (problems.empty()) problems.push_back(run + " has no checkpoint (last.pth); give the folder of a run");
-  fail(problems[0], problems.size() > 1 ? "; " + problems[1] : "");
-}
-
-void save_last(const std::string& run, const GenericDict& file, bool back_up, bool frees_backup) {
-  const std::string last = run + "/last.pth", backup = run + "/last.bak.pth",
-                    part = concat(backup, ".tmp.", getpid());
-  std::error_code error;
-  if (back_up) {
-    fs::create_hard_link(fs::canonical(last, error), part, error);
-    if (error) fs::copy_file(last, part, error);  // the file system has no hard links
-    if (!error) fs::rename(part, backup, error);
-    fs::remove(part, error);  // rename() leaves it if both already are names of the same file
-  }
-  try {
-    write_pth(last, file);
-  } catch (const NewFile::Error&) {
-    if (!frees_backup || !fs::remove(backup, error)) throw;
-    write_pth(last, file);
-  }
-}
-
-SavedRun resume_settings(Config& config, const std::string& run, bool same_command) {
-  combination_check(same_command || !config.was_given("weights"),
-                    "--weights and --resume cannot be used together: a resumed run has its own weights");
-  combination_check(same_command || !config.was_given("out"),
-                    "--out and --resume cannot be used together: a resumed run stays in its folder; "
-                    "--resume auto --out DIR resumes the run in DIR, or begins it");
-  SavedRun saved = newest_checkpoint(run);
-  const auto typed = config.values();
-  const std::map<std::string, std::string> command(typed.begin(), typed.end());
-  const RunSettings before = saved_settings(saved.file, saved.path);
-  std::map<std::string, std::string> of_run(before.chosen.begin(), before.chosen.end());
-  of_run.insert(before.flags.begin(), before.flags.end());  // does not replace what was chosen
-  for (const auto& [name, value] : before.flags) {
-    if (const std::string gone = gone_flag(name, value); !gone.empty())
-      saved.notes.push_back(concat("warning: the run has ", value, " for it, but ", gone));
-    if (!config.was_given(name)) {
-      config.set(name, value);
-      continue;
-    }
-    const std::string& now = command.at(name);
-    std::string& current = of_run.at(name);
-    // With the same command, auto means what it has become. A switch has no auto.
-    const bool is_auto = now == "auto" || now == "recipe", is_switch = now == "true" || now == "false";
-    if (now == current || (same_command && (now == value || is_auto) && !is_switch)) continue;
-    usage_check(name != "weights", "--weights ", now, " is not loaded, because ", run,
-                " goes on from its own weights; leave --weights out, or give another --out");
-    usage_check(name != "freeze" && name != "optimizer" && name != "recipe", "--", name, " ", now,
-                " differs from the run's '", current, "', so its optimizer state does not match; leave --",
-                name, " out, or start a new run from its weights");
-    saved.notes.push_back(concat("--", name, " ", now, " instead of the run's ", current));
-    current = now;
-  }
-  if (config.was_given("gpus") != config.was_given("procs")) {  // the given flag replaces the other one
-    const char* other = config.was_given("gpus") ? "procs" : "gpus";
-    config.set(other, of_run[other] = "0");
-  }
-  config.start = config.values(/*without=*/kOfCall);
-  for (const auto& [name, value] : of_run) config.set(name, value);
-  return saved;
-}
-
-bool Saver::save(Training& t, const std::string& name, Log& log, bool must) {
-  made_progress("saving " + name);
-  const bool is_last = name == "last.pth";
-  last_save_time = now();  // also if it fails, so that the next try is not at the next step
-  if (is_writer) {
-    const auto file = checkpoint(t, info, settings, per_epoch, data);
-    std::error_code ignored;
-    fs::create_directories(run, ignored);  // if it was deleted
-    try {
-      if (is_last)
-        save_last(run, file, /*back_up=*/last_step >= 0 && last_step != t.iteration, must && last_step >= 0);
-      else
-        write_pth(run + "/" + name, file);
-    } catch (const std::exception& e) {
-      if (must) throw;
-      log.line(concat("warning: ", e.what(), "; training continues, and the next save tries again"));
-      return false;
-    }
-  }
-  if (is_last) last_step = t.iteration;
-  return true;
-}
-
-std::string Saver::load(Training& t, const SavedRun& saved) {
-  const std::string note = load_checkpoint(t, saved.file, per_epoch, saved.path);
-  last_step = fs::path(saved.path).filename() == "last.pth" ? t.iteration : -1;
+  if (saved.data != data && !saved.data.empty())
+    saved.notes.push_back(concat("warning: the training set is another one: it has ", data, ", and had ",
+                                 saved.data, "; are --data and the working folder right?"));
+  last_step = fs::path(path).filename() == "last.pth" ? t.iteration : -1;
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(run, ignored))
     if (is_writer && entry.path().filename().string().find(".tmp.") != std::string::npos)
       fs::remove(entry.path(), ignored);
-  return note;
 }
 
 // Returns the folder of the run that --resume means: a folder, its last.pth, "newest" or "last" for
@@ -353,21 +338,16 @@ static std::string run_to_resume(const std::string& resume, const std::string& o
     combination_check(!out.empty(), "--resume auto needs --out DIR, the folder of the run");
     return list_checkpoints(out).empty() ? "" : out;
   }
-  const fs::path path = resume;
-  std::error_code ignored;
-  if ((resume == "newest" || resume == "last") && !fs::is_directory(path, ignored)) {
+  if (resume == "newest" || resume == "last") {
     const std::string run = newest_run();
     usage_check(!run.empty(),
                 "--resume: no run in runs/ or in this folder has a checkpoint; give the folder of a run, as "
                 "in its --out");
     return run;
   }
-  if (path.filename() == "last.pth") return path.has_parent_path() ? path.parent_path().string() : ".";
-  usage_check(!fs::is_regular_file(path, ignored),
-              "--resume continues the newest checkpoint of a run; give its folder or last.pth. To start a "
-              "new run from ",
-              resume, ", give it to --weights");
-  return resume;
+  const fs::path path = resume;
+  if (path.filename() != "last.pth") return resume;
+  return path.has_parent_path() ? path.parent_path().string() : ".";
 }
 
 SavedRun find_run(Config& config) {

@@ -76,38 +76,24 @@ void move(YOLOX& model, torch::Device device, at::ScalarType type);
 // Returns a deep copy of a model in evaluation mode.
 YOLOX copy_of(const YOLOX& model, torch::Device device);
 
-// Returns a checkpoint. The keys model, optimizer, start_epoch, best_ap and curr_ap are those of official
-// YOLOX. "yolox" describes the weights. "train" has the data that only resuming needs. per_epoch: steps per
-// epoch. data: fingerprint() of the training set.
-GenericDict checkpoint(Training& t, const WeightsInfo& info, const RunSettings& settings, int64_t per_epoch,
-                       const std::string& data);
-
-// Returns the settings in a checkpoint. Throws if the file is not a checkpoint of a training run, or one of
-// version 0.1.0.
-RunSettings saved_settings(const c10::IValue& file, const std::string& path);
-
-// Loads a checkpoint. Throws if it has another model or another number of steps per epoch. If the name of
-// score_of() has changed, the run has no best score yet. Returns a note about that for the log, or "".
-std::string load_checkpoint(Training& t, const c10::IValue& file, int64_t per_epoch, const std::string& path);
-
 // ---- the run folder
 
 // Returns the paths of the checkpoints from which a run can be resumed, newest first: last.pth and
 // last.bak.pth, if they exist.
 std::vector<std::string> list_checkpoints(const std::string& run);
 
-// Returns the run with the newest checkpoint, or "" if no run has one. Looks at the folders in runs/, and at
-// the folders in the working folder that have been used by a run (--out NAME).
+// Returns the run with the newest checkpoint, or "" if no run has one. Looks at the folders of runs in runs/
+// and in the working folder (--out NAME).
 std::string newest_run();
 
 // Locks a run folder (flock) until this process ends, because only one training may use a folder. Throws if
-// another process holds the lock, or if a folder or a pipe has the name of a checkpoint. Locks nothing on a
-// file system without locks.
+// another process holds the lock, or if the folder cannot be written. Locks nothing on a file system without
+// locks.
 void lock_run_folder(const std::string& run);
 
-// Creates and locks the folder of a new run: `wanted`, or if that is empty runs/<name>, runs/<name>-2, ...
+// Creates and locks the folder of a new run: --out, or without it runs/MODEL-DATA, runs/MODEL-DATA-2, ...
 // Throws if the folder cannot be written or already holds a run with a step. Returns the path.
-std::string create_run_folder(const std::string& wanted, const std::string& name);
+std::string create_run_folder(const Config& config);
 
 // ---- checkpoints
 
@@ -115,15 +101,16 @@ std::string create_run_folder(const std::string& wanted, const std::string& name
 struct SavedRun {
   std::string run, path;  // run folder and checkpoint file; empty: no run is resumed
   c10::IValue file;
+  RunSettings settings;
   int64_t step = 0;                // steps done
-  std::string data = {};           // fingerprint() of its training set
+  std::string data;                // fingerprint() of its training set
   std::vector<std::string> notes;  // for the log
 
   explicit operator bool() const { return !path.empty(); }
 };
 
-// Returns last.pth, or last.bak.pth if last.pth is damaged or has weights that are not finite. A note says
-// why. Throws if neither can be used.
+// Returns last.pth, or last.bak.pth if last.pth is damaged, is no checkpoint of a run, or has weights that
+// are not finite. A note says why. Throws if neither can be used.
 SavedRun newest_checkpoint(const std::string& run);
 
 // Writes last.pth. back_up: the present last.pth stays as last.bak.pth. frees_backup: on a full disk,
@@ -147,6 +134,10 @@ struct Saver {
   int64_t last_step = -1;         // step of last.pth; -1: there is none, or it is damaged
   double last_save_time = now();  // time of the last save
 
+  // Returns a checkpoint. The keys model, optimizer, start_epoch, best_ap and curr_ap are those of official
+  // YOLOX. "yolox" describes the weights. "train" has the data that only resuming needs.
+  GenericDict checkpoint(Training& t) const;
+
   // Saves a checkpoint under `name`. If it cannot be written, for example on a full disk, logs a warning and
   // returns false, because this must not end a run. must: for the last save of a run; throws then.
   bool save(Training& t, const std::string& name, Log& log, bool must = false);
@@ -154,9 +145,10 @@ struct Saver {
   // Returns true if last.pth is due.
   bool due() const { return is_writer && save_minutes > 0 && now() - last_save_time > 60 * save_minutes; }
 
-  // Loads the checkpoint of a resumed run. Deletes the temporary files (*.tmp.*) of a process that was killed
-  // while it wrote. Returns a note for the log, or "".
-  std::string load(Training& t, const SavedRun& saved);
+  // Loads a checkpoint. Throws if it has another model or another number of steps per epoch. Adds a note for
+  // the log if the training set is another one, or the name of score_of(); the run has no best score yet
+  // then. Deletes the temporary files (*.tmp.*) of a process that was killed while it wrote.
+  void load(Training& t, SavedRun& saved);
 };
 
 // With --resume, finds the run and sets `config` to its settings. Without --resume, returns a SavedRun that

@@ -54,6 +54,8 @@ bool StepGraphs::free_memory() {
   if (!on || graphs == 0) return false;
   free_graphs();
   on = !std::exchange(was_freed, true);
+  log.line(on ? "note: out of memory; CUDA graphs, which keep the memory of a step, are freed"
+              : "note: out of memory again; training goes on without CUDA graphs");
   return true;
 }
 

@@ -9,7 +9,7 @@
 #include "base/memory.hpp"
 #include "base/program.hpp"
 #include "base/threads.hpp"
-#include "run/run.hpp"
+#include "evaluate.hpp"
 #include "run/step_metrics.hpp"
 
 namespace yolox {
@@ -17,37 +17,33 @@ namespace yolox {
 // Times the computation of a step without DTR that --bs auto accepts with DTR.
 static constexpr double kMaxSlowdown = 1.3;
 
-int64_t RetryInParts::more_parts(const std::exception& e, int64_t now) const {
-  // Without its CUDA graph, the step needs less memory; see StepGraphs.
-  if (!is_out_of_memory(e) || is_recording_cuda_graph()) throw;
-  const std::string what = e.what(), cause = concat(" (", what.substr(0, what.find('\n')), ")");
-  const char* least = max_parts > 1 ? "one image at a time" : "a single image";
-  check(now < max_parts, "out of memory, even with ", least, "; give a smaller --size or --model", cause);
-  return std::min(2 * now, max_parts);
+Losses MicroBatches::fit(ImageSize size, const std::function<Losses(int64_t)>& compute) {
+  statistics.save();
+  for (int64_t now = std::min(parts, max_parts);;) {
+    try {
+      Losses losses = compute(now);
+      if (now > parts && ++retries > 1) parts = now;
+      return losses;
+    } catch (const std::exception& e) {
+      now = repeat_after(e, now, size);
+    }
+  }
 }
 
-MicroBatches::MicroBatches(Training& t, int64_t accum, int64_t max_parts, const Ranks& ranks,
-                           const std::string& run, StepGraphs& graphs, Log& log)
-    : t(t),
-      ranks(ranks),
-      run(run),
-      graphs(graphs),
-      log(log),
-      in_parts{std::min(accum, max_parts), max_parts},
-      statistics(*t.model) {}
-
-int64_t MicroBatches::retry(const std::exception& e, int64_t parts, ImageSize size) {
+int64_t MicroBatches::repeat_after(const std::exception& e, int64_t now, ImageSize size) {
   const std::string error = e.what();
   if (error.find("returned nan values") != std::string::npos)  // torch's anomaly mode (--debug)
     throw StepFailed(error.substr(0, error.find('.')), {t.iteration, t.optimizer.lr, {}, {}});
+  // A step that is not recorded needs less memory; see StepGraphs.
+  if (!is_out_of_memory(e) || is_recording_cuda_graph()) throw;
   const std::string what =
       concat("out of memory at step ", t.iteration, " with ", size.height, "x", size.width, " pixels");
-  int64_t next = parts;
-  if (is_out_of_memory(e) && !is_recording_cuda_graph() && ranks.alone() && graphs.free_memory())
-    log.line(graphs.is_on() ? "note: out of memory; CUDA graphs, which keep the memory of a step, are freed"
-                            : "note: out of memory again; training goes on without CUDA graphs");
-  else
-    next = in_parts.more_parts(e, parts);
+  int64_t next = now;
+  if (!ranks.alone() || !graphs.free_memory()) {
+    check(now < max_parts, what, ", even with one image at a time; give a smaller --size or --model (",
+          error.substr(0, error.find('\n')), ")");
+    next = std::min(2 * now, max_parts);
+  }
   if (!ranks.alone()) {
     save_parts(run, next);
     throw RankError(kNeedsRestart,
@@ -120,7 +116,7 @@ static std::string find_batch(Config& config, const TrialStep& trial, int64_t n,
     const double slowdown = ranks.max(s.slowdown()), dtr_budget = ranks.max(s.budget);
     const bool ran = std::isfinite(bytes) && ranks.max(s.limit > Dtr::kSlack * s.budget) == 0;
     const std::string times = with_dtr ? ", " + trial.dtr.slowdown_text(slowdown) : "";
-    log.line(concat("bs auto: ", images, world > 1 ? " images per rank " : " images ",
+    log.line(concat("bs auto: ", images, " images per rank ",
                     ran ? "need " + short_bytes(bytes) + times : "do not fit"));
     // The process also uses memory that DTR does not count. That part must not decide the batch size, unless
     // the DTR budget exceeds the memory of the machine.
@@ -133,58 +129,43 @@ static std::string find_batch(Config& config, const TrialStep& trial, int64_t n,
   config.bs = int(found) * world;
   config.accum = std::min(config.accum, int(found));
   return concat("--bs auto: ", config.bs, found == limit ? " (at least ten steps in an epoch)" : "",
-                "; the memory budget is ", short_bytes(mine), world > 1 ? " per rank" : "");
+                "; the memory budget is ", short_bytes(mine), " per rank");
 }
 
 void choose_batch(Config& config, const TrialStep& trial, int64_t images, const std::string& run,
-                  Ranks& ranks, Log& log, std::vector<std::string>& notes) {
-  const int world = ranks.info.world;
-  if (config.bs == 0) {
-    notes.push_back(find_batch(config, trial, images, ranks, log));
-  } else if (!ranks.alone() && trial.t.device().is_cuda() && !trial.dtr.on()) {
-    const int given = config.accum, max_parts = config.bs / world, share = (config.bs + world - 1) / world;
-    while (!std::isfinite(ranks.max(trial(share, config.accum)))) {
-      check(
-          config.accum < max_parts,
+                  Ranks& ranks, Log& log) {
+  if (config.bs == 0) log.line(find_batch(config, trial, images, ranks, log));
+  const int given = config.accum, max_parts = config.bs / ranks.info.world;
+  const int64_t share = (config.bs + ranks.info.world - 1) / ranks.info.world;
+  config.accum = std::max(given, std::min(int(ranks.max(double(parts_of_run(run)))), max_parts));
+  if (config.accum > given)
+    log.line(concat("accum   ", config.accum, " instead of ", given, ", because memory ran out (", run,
+                    "/parts)"));
+  // Ranks cannot repeat a step, but on GPUs they can try one.
+  if (ranks.alone() || trial.t.device().is_cpu() || trial.dtr.on()) return;
+  while (!std::isfinite(ranks.max(trial(share, config.accum)))) {
+    check(config.accum < max_parts,
           "the largest step does not fit in memory, even with one image at a time; give a smaller --size or "
           "--model");
-      config.accum = std::min(2 * config.accum, max_parts);
-    }
-    if (config.accum > given)
-      notes.push_back(concat("accum   ", config.accum, " instead of ", given, ": with less, a step of ",
-                             trial.largest.height, "x", trial.largest.width,
-                             " pixels does not fit in the memory of each GPU"));
+    config.accum = std::min(2 * config.accum, max_parts);
+    log.line(concat("accum   ", config.accum, " instead of ", given, ": with less, a step of ",
+                    trial.largest.height, "x", trial.largest.width,
+                    " pixels does not fit in the memory of each GPU"));
   }
-  const int parts = std::min(int(ranks.max(double(parts_of_run(run)))), config.bs / world);
-  if (parts > config.accum)
-    notes.push_back(concat("accum   ", parts, " instead of ", config.accum, ", because memory ran out (", run,
-                           "/parts)"));
-  config.accum = std::max(config.accum, parts);
 }
 
-std::string set_threads(Config& config, const TrialStep& trial, int64_t share, Ranks& ranks) {
-  const Training& t = trial.t;
+std::string set_threads(Config& config, Training& t, ImageSize base, int64_t share, Ranks& ranks) {
   if (t.device().is_cuda()) return "";
-  std::string how;
   // With --deterministic, two equal commands have equal results, which depend on the number.
-  if (config.threads == 0 && !config.deterministic) {
-    SavedStatistics statistics(*t.model);
-    const auto images =
-        torch::full({std::min<int64_t>(share, 4), 3, trial.base.height, trial.base.width}, 114, t.type)
-            .contiguous(torch::MemoryFormat::ChannelsLast);
-    config.threads = fastest_threads([&] {
-      const double start = now();
-      const AutocastGuard autocast(torch::kCPU, t.amp);
-      const Predictions p = YOLOX(t.model)(images);
-      (p.reg.sum() + p.obj.sum() + p.cls.sum()).backward();
-      return ranks.max(now() - start);
-    });
-    trial.t.optimizer.zero_grad();
-    statistics.restore();
-    how = "; --threads N fixes it";
+  const bool chooses = config.threads == 0 && !config.deterministic;
+  if (chooses) {
+    const AutocastGuard autocast(torch::kCPU, t.amp);
+    choose_threads(t.model, base, torch::kCPU, std::min<int64_t>(share, 4));
+    config.threads = int(ranks.max(torch::get_num_threads()));
   }
   if (config.threads > 0) torch::set_num_threads(config.threads);
-  return concat("threads ", torch::get_num_threads(), " of ", usable_cores(), " cores", how);
+  return concat("threads ", torch::get_num_threads(), " of ", usable_cores(), " cores",
+                chooses ? "; --threads N fixes it" : "");
 }
 
 std::string try_dtr_step(const Config& config, const TrialStep& trial, int64_t share, Ranks& ranks) {

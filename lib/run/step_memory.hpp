@@ -22,32 +22,6 @@
 
 namespace yolox {
 
-// The number of parts of a computation, which grows while memory runs out.
-struct RetryInParts {
-  int64_t parts, max_parts;  // current and maximum number of parts
-  int64_t retries = 0;       // number of computations that ran out of memory
-
-  // Returns the next number of parts to try, twice as many as `now`. Call it in the catch block of an attempt
-  // in `now` parts. Rethrows e if it is no out-of-memory error. Throws if `max_parts` parts do not fit.
-  int64_t more_parts(const std::exception& e, int64_t now) const;
-
-  // Returns attempt(parts). After an exception e, calls failed(e, parts) and tries the number of parts that
-  // it returns. The first time, the larger number is for this computation only, because one batch may be
-  // unusually large. From the second time on it is kept.
-  template <class Attempt, class Failed>
-  auto run(const Attempt& attempt, const Failed& failed) {
-    for (int64_t now = parts;;) {
-      try {
-        auto result = attempt(now);
-        if (now > parts && ++retries > 1) parts = now;
-        return result;
-      } catch (const std::exception& e) {
-        now = failed(e, now);
-      }
-    }
-  }
-};
-
 // A copy of the batch norm statistics, to restore them before a step is repeated, because an attempt that ran
 // out of memory may have updated some of them.
 struct SavedStatistics {
@@ -74,33 +48,26 @@ struct SavedStatistics {
 };
 
 // The micro-batches of a step: --accum, and twice as many after an out-of-memory error.
-class MicroBatches {
- public:
-  // max_parts: maximum number of micro-batches: images of the smallest share of a rank. run: run folder.
-  MicroBatches(Training& t, int64_t accum, int64_t max_parts, const Ranks& ranks, const std::string& run,
-               StepGraphs& graphs, Log& log);
-
-  // Returns compute(parts), the losses of a step of this size in `parts` micro-batches. If memory runs out,
-  // restores the state before the step, and computes it again in more. Throws if one image does not fit. With
-  // several ranks, which must all compute the same number of micro-batches, calls save_parts() and throws
-  // NeedsRestart.
-  template <class Compute>
-  Losses fit(ImageSize size, const Compute& compute) {
-    statistics.save();
-    return in_parts.run(compute,
-                        [&](const std::exception& e, int64_t parts) { return retry(e, parts, size); });
-  }
-
- private:
-  int64_t retry(const std::exception& e, int64_t parts, ImageSize size);
-
+struct MicroBatches {
   Training& t;
+  int64_t parts,
+      max_parts;  // number of micro-batches, and its maximum: images of the smallest share of a rank
   const Ranks& ranks;
-  const std::string run;
+  const std::string run;  // run folder
   StepGraphs& graphs;
   Log& log;
-  RetryInParts in_parts;
-  SavedStatistics statistics;
+  SavedStatistics statistics{*t.model};
+  int64_t retries = 0;  // number of steps that ran out of memory
+
+  // Returns compute(parts), the losses of a step of this size in `parts` micro-batches. If memory runs out,
+  // restores the state before the step, and computes it again in twice as many. The first time, the larger
+  // number is for this step only, because one batch may be unusually large. From the second time on it is
+  // kept. Throws if one image does not fit. With several ranks, which must all compute the same number of
+  // micro-batches, calls save_parts() and throws NeedsRestart.
+  Losses fit(ImageSize size, const std::function<Losses(int64_t)>& compute);
+  // Prepares the repetition of a step of `now` micro-batches after the exception e, in its catch block.
+  // Returns the number of micro-batches of the repetition. Rethrows e if memory did not run out.
+  int64_t repeat_after(const std::exception& e, int64_t now, ImageSize size);
 };
 
 // Returns the largest number of images, at most `limit`, that fits; 0 if not even one does. fits(images)
@@ -120,16 +87,16 @@ struct TrialStep {
   double operator()(int64_t images, int64_t accum) const;
 };
 
-// Chooses config.bs and config.accum so that a step fits into memory. --bs auto: the largest batch size that
-// fits, at most a tenth of the `images` over all ranks. With several ranks on GPUs, where a step cannot be
-// repeated, increases config.accum until the largest step fits on every rank. Adds lines for the log to
-// `notes`. Throws if one image at a time does not fit. All ranks must call it together.
+// Chooses config.bs and config.accum so that a step fits into memory, and logs them. --bs auto: the largest
+// batch size that fits, at most a tenth of the `images` over all ranks. With several ranks on GPUs, where a
+// step cannot be repeated, increases config.accum until the largest step fits on every rank. Throws if one
+// image at a time does not fit. All ranks must call it together.
 void choose_batch(Config& config, const TrialStep& trial, int64_t images, const std::string& run,
-                  Ranks& ranks, Log& log, std::vector<std::string>& notes);
+                  Ranks& ranks, Log& log);
 
 // --threads on the CPU: sets the number of threads, for `share` images per rank. Returns a line for the log,
 // or "". All ranks must call it together.
-std::string set_threads(Config& config, const TrialStep& trial, int64_t share, Ranks& ranks);
+std::string set_threads(Config& config, Training& t, ImageSize base, int64_t share, Ranks& ranks);
 
 // --dtr: tries the largest step, with `share` images per rank. Returns a line for the log with its memory and
 // its cost. All ranks must call it together.
