@@ -43,14 +43,12 @@ struct EvalGuard {
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes;
 };
 
-// On the CPU, chooses the number of threads for this network, input size and number of images, see
-// fastest_threads().
-inline void choose_threads(YOLOX& model, ImageSize size, torch::Device device, int64_t images = 1) {
+// On the CPU, chooses the number of threads for this network and input size, see fastest_threads().
+inline void choose_threads(YOLOX& model, ImageSize size, torch::Device device) {
   if (device.is_cuda()) return;
   const EvalGuard evaluation(*model);
   const torch::NoGradGuard no_grad;
-  const Tensor image =
-      torch::zeros({images, 3, size.height, size.width}).to(model->parameters()[0].scalar_type());
+  const Tensor image = torch::zeros({1, 3, size.height, size.width}).to(model->parameters()[0].scalar_type());
   fastest_threads([&] {
     const double start = now();
     model(image);

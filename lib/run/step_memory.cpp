@@ -9,7 +9,6 @@
 #include "base/memory.hpp"
 #include "base/program.hpp"
 #include "base/threads.hpp"
-#include "evaluate.hpp"
 #include "run/step_metrics.hpp"
 
 namespace yolox {
@@ -159,9 +158,18 @@ std::string set_threads(Config& config, Training& t, ImageSize base, int64_t sha
   // With --deterministic, two equal commands have equal results, which depend on the number.
   const bool chooses = config.threads == 0 && !config.deterministic;
   if (chooses) {
-    const AutocastGuard autocast(torch::kCPU, t.amp);
-    choose_threads(t.model, base, torch::kCPU, std::min<int64_t>(share, 4));
-    config.threads = int(ranks.max(torch::get_num_threads()));
+    SavedStatistics statistics(*t.model);
+    const auto images = torch::full({std::min<int64_t>(share, 4), 3, base.height, base.width}, 114, t.type)
+                            .contiguous(torch::MemoryFormat::ChannelsLast);
+    config.threads = fastest_threads([&] {
+      const double start = now();
+      const AutocastGuard autocast(torch::kCPU, t.amp);
+      const Predictions p = YOLOX(t.model)(images);
+      (p.reg.sum() + p.obj.sum() + p.cls.sum()).backward();
+      return ranks.max(now() - start);
+    });
+    t.optimizer.zero_grad();
+    statistics.restore();
   }
   if (config.threads > 0) torch::set_num_threads(config.threads);
   return concat("threads ", torch::get_num_threads(), " of ", usable_cores(), " cores",
