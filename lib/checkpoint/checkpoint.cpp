@@ -74,9 +74,8 @@ LoadReport load_state_dict(torch::nn::Module& module, const GenericDict& weights
   for (const auto& [key, _] : in_file) report.unexpected.push_back(key);
 
   check(!copies.empty() || state.empty(), path, ": no entry fits the model: the file has ", first,
-        ", ..., the model ", state.empty() ? "none" : state.front().first, ", ...",
-        report.mismatched.empty() ? "; are these the weights of another network?"
-                                  : " in other shapes; are these the weights of another --model?");
+        ", ..., the model ", state.empty() ? "none" : state.front().first,
+        ", ...; are these the weights of another network or --model?");
   torch::NoGradGuard no_grad;
   for (const auto& [target, source] : copies) target.copy_(source);
   return report;
