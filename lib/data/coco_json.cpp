@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/coco_json.hpp"
 
+#include <rapidjson/document.h>
 #include <rapidjson/error/en.h>
-#include <rapidjson/reader.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <climits>
+#include <cstdlib>
 #include <optional>
+#include <set>
 #include <string_view>
 
 #include "base/new_file.hpp"
@@ -18,108 +21,95 @@ namespace yolox {
 
 namespace {
 
-// A number, and if it is whole also as an integer.
-struct JsonNumber {
-  double value;
-  bool whole;
-  int64_t integer;
-};
-
-// Returns the number in a text, or nothing if the text is anything else.
-std::optional<JsonNumber> parse_json_number(std::string_view text) {
-  const char *begin = text.data(), *end = begin + text.size();
-  int64_t i = 0;
-  if (const auto read = std::from_chars(begin, end, i); read.ec == std::errc() && read.ptr == end)
-    return JsonNumber{static_cast<double>(i), true, i};
-  double d = 0;
-  const auto read = std::from_chars(begin, end, d);
-  if (read.ec == std::errc::invalid_argument || read.ptr != end) return {};
-  if (read.ec == std::errc::result_out_of_range) {
-    // Out of range: the sign of the exponent tells underflow from overflow. Without an exponent, a number
-    // with a point is tiny, because the parser refuses too many digits before the point.
-    const size_t e = text.find_first_of("eE");
-    const bool tiny = e == text.npos ? text.find('.') != text.npos : text[e + 1] == '-';
-    d = tiny ? 0 : HUGE_VAL;
-  }
-  // Accept 3.0 as an integer, because exporters that store all columns as floats write ids like that. Beyond
-  // 2^53 a double does not represent every integer.
-  const bool whole = std::abs(d) <= 0x1p53 && d == std::floor(d);
-  return JsonNumber{d, whole, whole ? static_cast<int64_t>(d) : 0};
+// Returns the number in a text, or nothing if the text is anything else. Beyond the range of a double, the
+// number is 0 or infinite.
+std::optional<double> double_in(std::string_view text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc::invalid_argument || end != text.data() + text.size()) return {};
+  return error == std::errc() ? value : std::strtod(std::string(text).c_str(), nullptr);
 }
 
-// One key of a JSON object and its value.
-struct JsonField {
-  enum Kind { null, number, text, list, other } kind = null;
-  std::string key, string;           // string: the value of a text
-  JsonNumber value = {0, false, 0};  // the value of a number; 0 for false and 1 for true
-  std::vector<double> numbers;       // the values of a list of finite numbers; other lists are `other`
-};
-
-// Returns the number of a field, also one in quotes.
-std::optional<JsonNumber> number_of(const JsonField* field) {
-  if (field && field->kind == JsonField::text) return parse_json_number(field->string);
-  if (!field || field->kind != JsonField::number) return {};
-  return field->value;
+// The same for an integer of 64 bits. 3.0 is an integer, because exporters that store all columns as floats
+// write ids like that. Beyond 2^53 a double does not represent every integer.
+std::optional<int64_t> integer_in(std::string_view text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc() && end == text.data() + text.size()) return value;
+  const auto d = double_in(text);
+  if (d && std::abs(*d) <= 0x1p53 && *d == std::floor(*d)) return static_cast<int64_t>(*d);
+  return {};
 }
 
-// One entry of a top-level list, which should be a JSON object, with its position for error messages. The
-// getters return the fallback if the key is missing or null. They throw if there is no fallback or if the
-// value has the wrong type. A number in quotes is a number, and a number in the place of a text is that text.
-// If a key occurs twice, its last value counts.
-struct JsonRecord {
-  std::string file, table;
-  size_t index = 0;
-  bool is_object = true;
-  std::vector<JsonField> fields;  // only the first `count` are valid; the rest is reused to save allocations
-  size_t count = 0;
+// Returns true if a value is a text. Numbers are kept as they are written, and are strings for RapidJSON,
+// too, but only a text follows a quote.
+bool is_text(const rapidjson::Value& value) { return value.IsString() && value.GetString()[-1] == '"'; }
+
+// Returns the characters of a text or number; false and true are 0 and 1.
+std::optional<std::string_view> characters_of(const rapidjson::Value& value) {
+  if (value.IsBool()) return value.GetBool() ? "1" : "0";
+  if (!value.IsString()) return {};
+  return std::string_view(value.GetString(), value.GetStringLength());
+}
+
+// One entry of a list, which should be a JSON object, with its position for error messages. The getters
+// return the fallback if the key is missing or null. They throw if there is no fallback or if the value has
+// the wrong type. A number in quotes is a number, and a number in the place of a text is that text. If a key
+// occurs twice, its last value counts.
+struct JsonEntry {
+  const std::string &file, &list;
+  size_t index;
+  const rapidjson::Value& value;
 
   // "file.json: annotations[12]"
-  std::string where() const { return concat(file, ": ", table, "[", index, "]"); }
+  std::string where() const { return concat(file, ": ", list, "[", index, "]"); }
 
-  void check_is_object() const {
-    if (!is_object) fail(where(), " is not an object {...}; repair or remove the entry");
-  }
-
-  const JsonField* find(const char* key) const {
-    for (size_t i = count; i-- > 0;)
-      if (fields[i].key == key) return fields[i].kind == JsonField::null ? nullptr : &fields[i];
+  const rapidjson::Value* find(const char* key) const {
+    if (!value.IsObject()) fail(where(), " is not an object {...}; repair or remove the entry");
+    for (auto member = value.MemberEnd(); member != value.MemberBegin();)
+      if (*characters_of((--member)->name) == key) return member->value.IsNull() ? nullptr : &member->value;
     return nullptr;
   }
 
   [[noreturn]] void throw_bad_value(const char* key, const char* needed) const {
-    const JsonField* field = find(key);
-    if (!field) fail(where(), " has no \"", key, "\", ", needed, " is needed; add it or remove the entry");
-    std::string found = "an object, or a list with other values than finite numbers";
-    if (field->kind == JsonField::number) found = concat(field->value.value);
-    if (field->kind == JsonField::text) found = "the text \"" + field->string.substr(0, 80) + "\"";
-    if (field->kind == JsonField::list) found = concat(field->numbers.size(), " numbers");
-    fail(where(), ".", key, ": found ", found, ", ", needed, " is needed; repair the entry");
+    const rapidjson::Value* found = find(key);
+    if (!found) fail(where(), " has no \"", key, "\", ", needed, " is needed; add it or remove the entry");
+    std::string what(characters_of(*found).value_or("an object"));
+    if (is_text(*found)) what = "the text " + quote(what);
+    if (found->IsArray()) what = concat("a list of ", found->Size(), " values");
+    fail(where(), ".", key, ": found ", what, ", ", needed, " is needed; repair the entry");
+  }
+
+  std::string_view characters(const char* key, const char* needed) const {
+    const rapidjson::Value* found = find(key);
+    const auto text = found ? characters_of(*found) : std::nullopt;
+    if (!text) throw_bad_value(key, needed);
+    return *text;
   }
 
   double number(const char* key, std::optional<double> fallback = {}) const {
-    const JsonField* field = find(key);
-    if (!field && fallback) return *fallback;
-    const auto n = number_of(field);
-    if (!n || !std::isfinite(n->value)) throw_bad_value(key, "a finite number");
-    return n->value;
+    if (fallback && !find(key)) return *fallback;
+    const auto number = double_in(characters(key, "a finite number"));
+    if (!number || !std::isfinite(*number)) throw_bad_value(key, "a finite number");
+    return *number;
   }
 
   int64_t integer(const char* key, std::optional<int64_t> fallback = {}) const {
-    const JsonField* field = find(key);
-    if (!field && fallback) return *fallback;
-    const auto n = number_of(field);
-    if (!n || !n->whole) throw_bad_value(key, "an integer of 64 bits");
-    return n->integer;
+    if (fallback && !find(key)) return *fallback;
+    const auto integer = integer_in(characters(key, "an integer of 64 bits"));
+    if (!integer) throw_bad_value(key, "an integer of 64 bits");
+    return *integer;
   }
 
   // An integer, or for a text such as "a5" or "007" a negative number that depends on the text alone, so that
   // annotations and detections find their image.
   int64_t id(const char* key, std::optional<int64_t> fallback = {}) const {
-    const JsonField* field = find(key);
-    if (!field || field->kind != JsonField::text) return integer(key, fallback);
-    const auto n = number_of(field);
-    if (n && n->whole && concat(n->integer) == field->string) return n->integer;
-    return static_cast<int64_t>(fnv1a(field->string) | uint64_t{1} << 63);
+    const rapidjson::Value* found = find(key);
+    if (!found || !is_text(*found)) return integer(key, fallback);
+    const auto text = *characters_of(*found);
+    const auto integer = integer_in(text);
+    if (integer && std::to_string(*integer) == text) return *integer;
+    return static_cast<int64_t>(fnv1a(text) | uint64_t{1} << 63);
   }
 
   int pixels(const char* key) const {
@@ -129,131 +119,90 @@ struct JsonRecord {
   }
 
   std::string string(const char* key, const std::string& fallback) const {
-    const JsonField* field = find(key);
-    if (!field) return fallback;
-    if (field->kind == JsonField::number)
-      return field->value.whole ? concat(field->value.integer) : concat(field->value.value);
-    if (field->kind != JsonField::text) throw_bad_value(key, "a text in quotes");
-    return field->string;
+    return find(key) ? std::string(characters(key, "a text in quotes")) : fallback;
   }
 
-  const std::vector<double>& box(const char* key) const {
-    const JsonField* field = find(key);
-    if (!field || field->kind != JsonField::list || field->numbers.size() != 4)
-      throw_bad_value(key, "a list of four finite numbers");
-    return field->numbers;
+  std::array<double, 4> box(const char* key) const {
+    std::array<double, 4> box{};
+    const rapidjson::Value* found = find(key);
+    bool good = found && found->IsArray() && found->Size() == 4;
+    for (unsigned i = 0; good && i < 4; ++i) {
+      const auto text = characters_of((*found)[i]);
+      box[i] = (text ? double_in(*text) : std::nullopt).value_or(HUGE_VAL);
+      good = std::isfinite(box[i]);
+    }
+    if (!good) throw_bad_value(key, "a list of four finite numbers");
+    return box;
   }
 };
 
-// A list of JSON objects to read: the value of the top-level key `name`, or the whole file if the name is
-// empty.
-struct JsonTable {
-  std::string name;
-  std::function<void(const JsonRecord&)> read;  // called for each entry, in file order
-  bool found = false;                           // output: true if the file contains the list
-};
+using JsonReaders = std::map<std::string, std::function<void(const JsonEntry&)>>;
 
-// Handler of RapidJSON's SAX events; builds the records. Depth 1 is inside the top-level object, 2 inside a
-// table, 3 inside a record, 4 inside a list of a record; deeper values are dropped, and so are those of an
-// entry that is no object. If the whole file is one list, the depth starts at 1.
-class JsonTableReader : public rapidjson::BaseReaderHandler<rapidjson::UTF8<>, JsonTableReader> {
- public:
-  JsonTableReader(const std::string& file, std::vector<JsonTable>& tables) : tables_(tables) {
-    record_.file = file;
-    if (tables[0].name.empty()) {
-      table_ = &tables[0];
-      depth_ = 1;
+// Calls a reader for each entry of a list of the object that the text is, by the key of the list. If the text
+// is one list, its key is "detections". Only one entry at a time is a RapidJSON document, because files are
+// large. Returns the keys of all lists. path: for error messages.
+std::set<std::string> read_json_lists(std::string text, const std::string& path, const JsonReaders& readers) {
+  rapidjson::InsituStringStream stream(text.data());
+  std::vector<char> memory(1 << 16);
+  rapidjson::MemoryPoolAllocator<> pool(memory.data(), memory.size());
+  rapidjson::Document document(&pool);
+  const auto refuse = [&](size_t at, const char* why) {
+    fail(path, ": not valid JSON at byte ", at, ": ", why,
+         stream.Peek() == '\0' ? " The file ends there: is it empty or cut off? Copy the file again"
+                               : " Repair or replace the file");
+  };
+  const auto next_is = [&](char wanted) {
+    rapidjson::SkipWhitespace(stream);
+    return stream.Peek() == wanted && stream.Take();
+  };
+  const auto expect = [&](char wanted, const char* why) {
+    if (!next_is(wanted)) refuse(stream.Tell(), why);
+  };
+  // Python's json module writes NaN and Infinity: the getters refuse them, with the entry. Numbers arrive as
+  // text, because RapidJSON converts numbers such as 0e30 incorrectly. It must not recurse, because a million
+  // "[" would overflow the stack.
+  const auto parse = [&]() -> const rapidjson::Value& {
+    pool.Clear();
+    document.ParseStream<rapidjson::kParseInsituFlag | rapidjson::kParseNumbersAsStringsFlag |
+                         rapidjson::kParseNanAndInfFlag | rapidjson::kParseIterativeFlag |
+                         rapidjson::kParseStopWhenDoneFlag>(stream);
+    if (document.HasParseError())
+      refuse(document.GetErrorOffset(), rapidjson::GetParseError_En(document.GetParseError()));
+    return document;
+  };
+  std::set<std::string> lists;
+  const auto read_list = [&](const std::string& name) {
+    const auto reader = readers.find(name);
+    for (size_t i = 0; !next_is(']'); ++i) {
+      if (i > 0) expect(',', "Missing a comma or ] after an entry.");
+      const auto& entry = parse();
+      if (reader != readers.end()) reader->second({path, name, i, entry});
+    }
+    lists.insert(name);
+  };
+  if (next_is('[')) {
+    read_list("detections");
+  } else if (!next_is('{')) {
+    parse();
+  } else {
+    for (bool first = true; !next_is('}'); first = false) {
+      if (!first) expect(',', "Missing a comma or } after a value.");
+      const auto& key = parse();
+      if (!is_text(key)) refuse(stream.Tell(), "Missing a name in quotes.");
+      const std::string name(*characters_of(key));
+      expect(':', "Missing a colon after a name.");
+      if (next_is('['))
+        read_list(name == "annotation" ? "annotations" : name);  // as in HIT-UAV
+      else
+        parse();
     }
   }
-  bool Null() { return value(JsonField::null); }
-  bool Bool(bool b) { return value(JsonField::number, {double(b), true, b}); }
-  // Numbers arrive as text, because RapidJSON converts numbers such as 0e30 incorrectly.
-  bool RawNumber(const char* s, size_t n, bool) {
-    if (!table_ || depth_ > 4) return true;
-    return value(JsonField::number, parse_json_number({s, n}).value_or(kNoNumber));
-  }
-  bool String(const char* s, size_t n, bool) { return value(JsonField::text, {0, false, 0}, {s, n}); }
-  bool StartObject() { return open(false); }
-  bool StartArray() { return open(true); }
-  bool EndObject(size_t) { return close(); }
-  bool EndArray(size_t) { return close(); }
-  bool Key(const char* s, size_t n, bool) {
-    if (depth_ == 1) {
-      table_ = nullptr;
-      const std::string_view name(s, n);
-      for (JsonTable& table : tables_)
-        if (table.name == (name == "annotation" ? "annotations" : name)) table_ = &table;  // as in HIT-UAV
-    } else if (depth_ == 3 && table_) {
-      if (record_.count == record_.fields.size()) record_.fields.emplace_back();
-      record_.fields[record_.count++].key.assign(s, n);
-    }
-    return true;
-  }
+  rapidjson::SkipWhitespace(stream);
+  if (stream.Peek() != '\0') refuse(stream.Tell(), "The file goes on after its end.");
+  return lists;
+}
 
- private:
-  static constexpr JsonNumber kNoNumber{HUGE_VAL, false, 0};
-
-  JsonField& field() { return record_.fields[record_.count - 1]; }
-
-  bool value(JsonField::Kind kind, JsonNumber number = {0, false, 0}, std::string_view string = {}) {
-    if (!table_) return true;
-    if (depth_ == 2) {
-      record_.count = 0;
-      record_.is_object = false;
-      end_entry();
-    } else if (!record_.is_object) {
-      return true;
-    } else if (depth_ == 3) {
-      field().kind = kind;
-      field().value = number;
-      field().string = string;
-    } else if (depth_ == 4) {
-      if (kind == JsonField::text) number = parse_json_number(string).value_or(kNoNumber);
-      if ((kind != JsonField::number && kind != JsonField::text) || !std::isfinite(number.value))
-        field().kind = JsonField::other;
-      field().numbers.push_back(number.value);
-    }
-    return true;
-  }
-
-  bool open(bool list) {
-    // The parser recurses, so a file of a million "[" would overflow the stack. COCO's own files are 5 deep.
-    check(depth_ < 200, record_.file, ": nested more than 200 deep, so not a COCO file; use another file");
-    if (table_ && depth_ == 1) {
-      table_->found = list;
-      record_.table = table_->name.empty() ? "detections" : table_->name;
-      record_.index = 0;
-      if (!list) table_ = nullptr;
-    } else if (table_ && depth_ == 2) {
-      record_.count = 0;
-      record_.is_object = !list;
-    } else if (table_ && record_.is_object) {
-      field().kind = list && depth_ == 3 ? JsonField::list : JsonField::other;
-      field().numbers.clear();
-    }
-    ++depth_;
-    return true;
-  }
-
-  bool close() {
-    --depth_;
-    if (depth_ == 2 && table_) end_entry();
-    if (depth_ == 1) table_ = nullptr;
-    return true;
-  }
-
-  void end_entry() {
-    table_->read(record_);
-    ++record_.index;
-  }
-
-  std::vector<JsonTable>& tables_;
-  JsonTable* table_ = nullptr;  // the table that is being read, or null
-  JsonRecord record_;
-  int depth_ = 0;
-};
-
-// Returns the content of a file. Throws if it cannot be read.
+// Returns the content of a file. There is no limit, because COCO files are large.
 std::string read_json(const std::string& path) {
   std::string text;
   const std::string error = read_all(path, text, nullptr, /*limit=*/SIZE_MAX);
@@ -261,65 +210,47 @@ std::string read_json(const std::string& path) {
   return text;
 }
 
-// Reads the tables in file order. text: is overwritten. path: for error messages.
-void read_json_tables(std::string text, const std::string& path, std::vector<JsonTable>& tables) {
-  rapidjson::InsituStringStream stream(text.data());
-  rapidjson::Reader reader;
-  JsonTableReader handler(path, tables);
-  // Accept NaN and Infinity, because Python's json module writes them. The getters of JsonRecord reject them
-  // with a message that names the entry; elsewhere they do no harm.
-  const auto flags =
-      rapidjson::kParseInsituFlag | rapidjson::kParseNumbersAsStringsFlag | rapidjson::kParseNanAndInfFlag;
-  const auto result = reader.Parse<flags>(stream, handler);
-  if (result.IsError()) {
-    const bool at_end = stream.Peek() == '\0';
-    fail(path, ": not valid JSON at byte ", result.Offset(), ": ", rapidjson::GetParseError_En(result.Code()),
-         at_end ? " The file ends there: is it empty or cut off? Copy the file again"
-                : " Repair or replace the file");
-  }
-}
-
 }  // namespace
 
 CocoDataset parse_coco(std::string text, const std::string& path) {
   CocoDataset data;
   const auto skipping = [&data](const char* kind, const auto& read) {
-    return [&data, kind, read](const JsonRecord& r) {
+    return [&data, kind, read](const JsonEntry& e) {
       try {
-        r.check_is_object();
-        read(r);
-      } catch (const std::runtime_error& e) {
-        data.problems.push_back({kind, e.what()});
+        read(e);
+      } catch (const std::runtime_error& error) {
+        data.problems.push_back({kind, error.what()});
       }
     };
   };
-  const auto image = [&data](const JsonRecord& r) {
-    const int64_t id = r.id("id");
+  const auto image = [&data](const JsonEntry& e) {
+    const int64_t id = e.id("id");
     const std::string name = formatted("%012lld.jpg", static_cast<long long>(id));
     data.images.push_back(
-        {id, r.string("file_name", r.string("filename", name)), r.pixels("width"), r.pixels("height")});
+        {id, e.string("file_name", e.string("filename", name)), e.pixels("width"), e.pixels("height")});
   };
-  const auto category = [&data](const JsonRecord& r) {
-    const int64_t id = r.id("id");
-    const JsonField* parent = r.find("supercategory");
-    data.categories.push_back({id, r.string("name", std::to_string(id)), parent ? parent->string : ""});
+  const auto category = [&data](const JsonEntry& e) {
+    const int64_t id = e.id("id");
+    const rapidjson::Value* parent = e.find("supercategory");
+    data.categories.push_back({id, e.string("name", std::to_string(id)),
+                               parent && is_text(*parent) ? e.string("supercategory", "") : ""});
   };
-  const auto annotation = [&data](const JsonRecord& r) {
-    if (!r.find("bbox")) {
-      data.problems.push_back({"annotation without bbox", r.where()});
+  const auto annotation = [&data](const JsonEntry& e) {
+    if (!e.find("bbox")) {
+      data.problems.push_back({"annotation without bbox", e.where()});
       return;
     }
-    const std::vector<double>& box = r.box("bbox");
-    data.annotations.push_back({r.id("id", static_cast<int64_t>(r.index) + 1), r.id("image_id"),
-                                r.id("category_id"), box[0], box[1], box[2], box[3],
-                                r.number("area", box[2] * box[3]), r.integer("iscrowd", 0) != 0});
+    const auto [x, y, w, h] = e.box("bbox");
+    data.annotations.push_back({e.id("id", static_cast<int64_t>(e.index) + 1), e.id("image_id"),
+                                e.id("category_id"), x, y, w, h, e.number("area", w * h),
+                                e.integer("iscrowd", 0) != 0});
   };
-  std::vector<JsonTable> tables = {{"images", skipping("image entry cannot be read", image)},
-                                   {"categories", skipping("category cannot be read", category)},
-                                   {"annotations", skipping("annotation cannot be read", annotation)}};
-  read_json_tables(std::move(text), path, tables);
-  for (const JsonTable& table : tables)
-    check(table.found, path, ": no list \"", table.name,
+  const auto lists = read_json_lists(std::move(text), path,
+                                     {{"images", skipping("image entry cannot be read", image)},
+                                      {"categories", skipping("category cannot be read", category)},
+                                      {"annotations", skipping("annotation cannot be read", annotation)}});
+  for (const char* list : {"images", "categories", "annotations"})
+    check(lists.count(list), path, ": no list \"", list,
           "\" at the top level; a COCO annotation file has images, annotations and categories");
 
   if (data.images.empty() && !data.problems.empty()) fail(data.problems[0].second);
@@ -352,15 +283,12 @@ CocoDataset read_coco(const std::string& path) {
 
 std::vector<Detection> read_detections(const std::string& path) {
   std::vector<Detection> detections;
-  const auto detection = [&](const JsonRecord& r) {
-    r.check_is_object();
-    const std::vector<double>& box = r.box("bbox");
-    detections.push_back(
-        {r.id("image_id"), r.id("category_id"), box[0], box[1], box[2], box[3], r.number("score")});
+  const auto detection = [&](const JsonEntry& e) {
+    const auto [x, y, w, h] = e.box("bbox");
+    detections.push_back({e.id("image_id"), e.id("category_id"), x, y, w, h, e.number("score")});
   };
-  std::vector<JsonTable> tables = {{"", detection}};
-  read_json_tables(read_json(path), path, tables);
-  check(tables[0].found, path,
+  const auto lists = read_json_lists(read_json(path), path, {{"detections", detection}});
+  check(lists.count("detections"), path,
         ": not a list of detections [{\"image_id\", \"category_id\", \"bbox\", \"score\"}, ",
         "...]; use a file of detections");
   return detections;
