@@ -61,7 +61,7 @@ inline SplitReaders find_splits(const DataOptions& o) {
   for (const FindSplits find :
        {data_yaml_splits, coco_splits, voc_splits, yolo_splits, nested_voc_splits, yolo_folder_splits})
     if (splits = find(path); !splits.empty()) return splits;
-  std::vector<std::string> entries, skipped, files = files_under(path, {}, skipped);
+  std::vector<std::string> entries, notes, files = files_under(path, notes);
   std::erase_if(files, [](const std::string& file) { return has_extension(file, kImages); });
   for (size_t i = 0; i < std::min<size_t>(files.size(), 1000); ++i)
     if (const std::string other = other_format(files[i]); !other.empty())

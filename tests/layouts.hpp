@@ -56,7 +56,6 @@ inline std::string described(const std::string& name, const Source& s) {
   }
   for (const auto& [kind, line] : s.coco.problems) text += kind + ": " + line + "\n";
   for (const std::string& note : s.notes) text += note + "\n";
-  for (const std::string& folder : s.skipped) text += "skipped: " + folder + "\n";
   return text;
 }
 

@@ -243,7 +243,7 @@ TEST_CASE("formats: Pascal VOC objects are read with class, box and line number"
             "box DIR/Annotations/b.xml:6 class 2 [10.25 -2 20.25 102] crowd\n"
             "box DIR/Annotations/b.xml:13 class 1 [5 6 0 -2]\n"
             "label file without image: DIR/Annotations/c.xml: its image c.jpg is missing\n"
-            "note: DIR (all): 1 images have no XML file and are not used: old name\none split");
+            "note: DIR (all): 1 images have no XML file and are not used: DIR/JPEGImages/old name.jpg\none split");
   const Source source = read_sources({dir.path.string()}).train;
   CHECK_FALSE(source.relative);
   std::string sizes;
@@ -278,7 +278,7 @@ no images | a.xml(cat) | is no data set
 split folders | train/xmls/a.xml(a) train/images/a.jpg test/xmls/b.xml(b) test/images/b.jpg | /train/images/a.jpg\n | (test): DIR/test/images/b.jpg
 splits below | Annotations/Train/a.xml(a) JPEGImages/Train/a.jpg Annotations/val/a.xml(b) JPEGImages/val/a.jpg | /Train/a.jpg\n | /val/a.jpg\n
 lists beside | OBJECTS train.txt(JPEGImages/a.jpg Annotations/a.xml) Val.txt(b) | Images/a.jpg\n | (val): DIR/JPEGImages/b.jpg
-deeper images | labels/a.xml(cat) images/set/a.jpg images/set/b.jpg | : DIR/images/set/a.jpg\n | not used: set/b
+deeper images | labels/a.xml(cat) images/set/a.jpg images/set/b.jpg | : DIR/images/set/a.jpg\n | not used: DIR/images/set/b.jpg
 images in splits | annotations/a.c.xml(a) annotations/b.xml(b) images/train/a.c.jpg images/val/b.jpg masks/b.png | /train/a.c.jpg\n | (val): DIR/images/val/b.jpg\n
 images beside labels | annotations/a.b.xml(a) annotations/a.b.png | : DIR/annotations/a.b.png\n
 YOLO, and a stray file | images/a.jpg images/b.jpg labels/a.txt(#0) labels/b.txt(#0) labels/a.xml(x) classes.txt(cat) | classes cat\n
@@ -534,14 +534,14 @@ TEST_CASE("formats: YOLO images are listed recursively, with label files; those 
        "DIR/images/sub/d.tiff DIR/images/x.jpg/i.jpg\n",
        "no image has labels: expected the first label file at DIR/labels/a.txt\n",
        "12 of 12 images have no label file and count as images without objects: a.JPG, a.png, b.Jpeg",
-       "skipped: DIR/images/@eaDir\n", "skipped: DIR/images/lost+found\n"});
+       "left out folders of the system, or unreadable: DIR/images/@eaDir, DIR/images/lost+found\n"});
   CHECK(yolo_label_file("/images/x/images/train/a.b.jpg") == "/images/x/labels/train/a.b.txt");
   CHECK(yolo_label_file("images/a.jpg") == "labels/a.txt");
   CHECK(yolo_label_file("VOC2007/JPEGImages/a.jpg") == "VOC2007/labels/a.txt");  // of Darknet
   CHECK(yolo_label_file("x/images/images/images.jpg") == "x/images/labels/images.txt");
   CHECK(yolo_label_file("x/my_images/train/a.jpg") == "x/my_images/train/a.txt");
-  Names skipped;
-  CHECK_HAS(error_of([&] { files_under(dir / "nowhere", kImages, skipped); }), "cannot be listed");
+  Names notes;
+  CHECK_HAS(error_of([&] { files_under(dir / "nowhere", notes); }), "cannot be listed");
   check_rows(rows(R"(
 beside the images | photos/a.jpg photos/a.txt(#0) data.yaml(train: photos;names: [cat]) | box DIR/photos/a.txt:1
 beside the images, in a folder images | images/a.jpg images/a.txt(#0) data.yaml(train: images;names: [cat])
@@ -686,7 +686,7 @@ a lost image | data.yaml(train: images;names: [dog];) images/a.jpg images/a.txt(
 another classes.txt | data.yaml(train: images;names: [dog, cat];) images/a.jpg labels/a.txt(#1) labels/classes.txt(cat;;x) | classes dog, cat
 labelImg, with splits | train/a.jpg val/b.jpg train/a.txt(#1) train/classes.txt(cat;dog) | : DIR/train/a.jpg\n
  | : DIR/val/b.jpg\n
-no names | obj.data(train = train.txt) train.txt(a.jpg) a.jpg | no names; add names = obj.names
+no names | obj.data(train = train.txt) train.txt(a.jpg) a.jpg | no class names; add | names = FILE to an obj.data
 Roboflow | ROBOFLOW | train/_darknet.labels (train): DIR/train/a.jpg\nclasses cat, red dog\nbox
  | val DIR/train/_darknet.labels (val): DIR/valid/a.jpg\n
 Roboflow, one folder | ROBOFLOW --data=train | : DIR/train/a.jpg\nclasses cat, red dog\nbox DIR/train/a.txt:1BOX

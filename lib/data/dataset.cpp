@@ -292,9 +292,6 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
   check(!truth.categories.empty(), data.name, " has no classes",
         truth.problems.empty() ? "" : "; the first problem: " + truth.problems[0].second);
   for (const auto& [kind, line] : truth.problems) data.problems->add(kind, line);
-  if (!source.skipped.empty())
-    source.notes.push_back(concat("note: ", data.name, ": left out folders of the system, or unreadable: ",
-                                  listed(source.skipped, 20)));
   for (const auto& note : source.notes) data.notes.push_back(printable(note));
   if (truth.repeated_ids > 0)
     data.problems->add("annotations with the id of another one", concat(data.name, ": ", truth.repeated_ids));

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <ranges>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -27,16 +28,6 @@ std::string Source::where(size_t annotation) const {
   return concat(label_files[a.image_id - 1], ":", a.line);
 }
 
-// Returns device and inode of each file, or its path if it does not exist.
-static std::vector<std::string> identities(const std::vector<std::string>& files) {
-  std::vector<std::string> ids(files.size());
-  parallel_for(int64_t(files.size()), [&](int64_t i) {
-    struct stat s {};
-    ids[i] = ::stat(files[i].c_str(), &s) == 0 ? concat(s.st_dev, ":", s.st_ino) : files[i];
-  });
-  return ids;
-}
-
 // Returns true if two files have the same content.
 static bool same_content(const std::string& a, const std::string& b) {
   std::error_code ignored;
@@ -45,62 +36,69 @@ static bool same_content(const std::string& a, const std::string& b) {
          read_all(b, of_b).empty() && of_a == of_b;
 }
 
-// Returns the boxes of each image, in the order of the images.
-static std::vector<std::multiset<std::array<double, 4>>> boxes_of_images(const Source& source) {
-  std::vector<std::multiset<std::array<double, 4>>> boxes(source.coco.images.size());
-  std::unordered_map<int64_t, size_t> image_of;
-  for (size_t i = 0; i < boxes.size(); ++i) image_of[source.coco.images[i].id] = i;
+namespace {
+
+// Files and boxes of a split by device and inode of the image, or by its path if it does not exist.
+struct ImageBoxes {
+  std::string file;
+  std::multiset<std::array<double, 4>> boxes;
+};
+
+}  // namespace
+
+static std::map<std::string, ImageBoxes> boxes_of_images(const Source& source) {
+  std::vector<std::string> ids(source.files.size());
+  parallel_for(int64_t(ids.size()), [&](int64_t i) {
+    struct stat s {};
+    const std::string& file = source.files[i];
+    ids[i] = ::stat(file.c_str(), &s) == 0 ? concat(s.st_dev, ":", s.st_ino) : file;
+  });
+  std::map<std::string, ImageBoxes> images;
+  std::unordered_map<int64_t, ImageBoxes*> image_of;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    image_of[source.coco.images[i].id] = &images[ids[i]];
+    images[ids[i]].file = source.files[i];
+  }
   for (const CocoAnnotation& a : source.coco.annotations)
     if (const auto image = image_of.find(a.image_id); image != image_of.end())
-      boxes[image->second].insert({a.x, a.y, a.w, a.h});
-  return boxes;
-}
-
-// Returns the number of files of `val` that are copies of files of `train` under the same name. Compares the
-// content of about a hundred.
-static int64_t count_copies(const std::vector<std::string>& train, const std::vector<std::string>& val) {
-  const auto name_of = [](const std::string& file) { return file.substr(file.rfind('/') + 1); };
-  std::unordered_map<std::string, std::string> trained;
-  for (const std::string& file : train) trained.emplace(name_of(file), file);
-  std::vector<std::pair<std::string, std::string>> alike;
-  std::error_code missing;
-  for (const std::string& file : val)
-    if (const auto found = trained.find(name_of(file));
-        found != trained.end() && fs::file_size(found->second, missing) == fs::file_size(file, missing))
-      alike.emplace_back(found->second, file);
-  for (size_t i = 0; i < alike.size(); i += 1 + alike.size() / 100)
-    if (!same_content(alike[i].first, alike[i].second)) return 0;
-  return int64_t(alike.size());
+      image->second->boxes.insert({a.x, a.y, a.w, a.h});
+  return images;
 }
 
 void compare_splits(Sources& sources) {
   const Source &train = sources.train, &val = sources.val;
-  const auto in_train = identities(train.files), in_val = identities(val.files);
-  std::unordered_map<std::string, size_t> trained;  // index by identity
-  for (size_t i = 0; i < in_train.size(); ++i) trained.emplace(in_train[i], i);
-  sources.same = in_train == in_val &&
+  const auto trained = boxes_of_images(train), evaluated = boxes_of_images(val);
+  sources.same = std::ranges::equal(std::views::keys(trained), std::views::keys(evaluated)) &&
                  std::ranges::equal(train.coco.categories, val.coco.categories, {}, &CocoCategory::name,
                                     &CocoCategory::name) &&
                  std::ranges::equal(train.coco.annotations, val.coco.annotations, {}, identity, identity);
   if (sources.same) return;
-  std::vector<std::string> others, differ;       // files that are not shared; shared files with other boxes
-  std::vector<std::pair<size_t, size_t>> pairs;  // indices of shared files
-  for (size_t i = 0; i < in_val.size(); ++i)
-    if (const auto found = trained.find(in_val[i]); found != trained.end())
-      pairs.emplace_back(found->second, i);
-    else
-      others.push_back(val.files[i]);
-  if (!pairs.empty()) {
-    const auto of_train = boxes_of_images(train), of_val = boxes_of_images(val);
-    for (const auto& [t, v] : pairs)
-      if (!of_train[t].empty() && !of_val[v].empty() && of_train[t] != of_val[v])
-        differ.push_back(val.files[v]);
+  // Copies of images have their names and sizes; the content of about a hundred is compared.
+  const auto copy_key = [](const std::string& file) {
+    std::error_code missing;
+    return concat(file.substr(file.rfind('/') + 1), "/", fs::file_size(file, missing));
+  };
+  std::unordered_map<std::string, std::string> copied;
+  for (const auto& [_, image] : trained) copied.emplace(copy_key(image.file), image.file);
+  std::vector<std::string> differ;  // images of both splits with other boxes
+  std::vector<std::pair<std::string, std::string>> copies;
+  size_t shared = 0;
+  for (const auto& [id, image] : evaluated) {
+    if (const auto found = trained.find(id); found != trained.end()) {
+      ++shared;
+      if (!found->second.boxes.empty() && !image.boxes.empty() && found->second.boxes != image.boxes)
+        differ.push_back(image.file);
+    } else if (const auto copy = copied.find(copy_key(image.file)); copy != copied.end()) {
+      copies.emplace_back(copy->second, image.file);
+    }
   }
-  size_t shared = pairs.size();
   check(2 * differ.size() <= shared || 10 * differ.size() < val.files.size(), val.name, ": ", differ.size(),
         " of ", val.files.size(), " images are images of ", train.name, " with other boxes, such as ",
         listed(differ, 1), "; is a folder of images missing, or has it another name?");
-  shared += count_copies(train.files, others);
+  bool same = true;
+  for (size_t i = 0; i < copies.size(); i += 1 + copies.size() / 100)
+    same = same && same_content(copies[i].first, copies[i].second);
+  shared += same ? copies.size() : 0;
   if (shared > 0)
     sources.val.notes.push_back(
         concat("warning: ", val.name, ": ", shared, " of ", val.files.size(),
@@ -121,33 +119,28 @@ static std::string video_of(const std::string& file) {
   return (fs::path(file).parent_path() / name.substr(0, name.find_last_not_of("0123456789") + 1)).string();
 }
 
-// Returns the ids of `wanted` images of a split or a few less: whole groups of images with an equal key. If
-// each group is larger, returns the smallest one.
+// Returns the ids of `wanted` images of a split or a few less: whole groups of images with an equal key, in
+// the order of the lowest hash of their file names. If each group is larger, returns the smallest one.
 static std::unordered_set<int64_t> choose_groups(const Source& all, size_t wanted,
                                                  const std::function<std::string(const std::string&)>& key) {
-  struct Group {
-    uint64_t hash = ~uint64_t{0};  // the lowest of its file names
-    std::vector<int64_t> images;
-  };
+  using Group = std::pair<uint64_t, std::vector<int64_t>>;  // hash, images
   std::map<std::string, Group> groups;
   for (size_t i = 0; i < all.files.size(); ++i) {
     uint64_t hash = 0;
     for (const unsigned char c : fs::path(all.files[i]).filename().string()) hash = Rng(hash, 0, c).next();
-    Group& group = groups[key(all.files[i])];
-    group.hash = std::min(group.hash, hash);
-    group.images.push_back(all.coco.images[i].id);
+    Group& group = groups.emplace(key(all.files[i]), Group(hash, {})).first->second;
+    group.first = std::min(group.first, hash);
+    group.second.push_back(all.coco.images[i].id);
   }
-  std::vector<const Group*> order;
-  for (const auto& [_, group] : groups) order.push_back(&group);
-  std::ranges::stable_sort(order, {}, &Group::hash);
+  const auto by_name = std::views::values(groups);
+  std::vector<Group> order(by_name.begin(), by_name.end());
+  std::ranges::stable_sort(order, {}, &Group::first);
   std::unordered_set<int64_t> chosen;
-  for (const Group* group : order)
-    if (chosen.size() + group->images.size() <= wanted)
-      chosen.insert(group->images.begin(), group->images.end());
+  for (const auto& [_, images] : order)
+    if (chosen.size() + images.size() <= wanted) chosen.insert(images.begin(), images.end());
   if (!chosen.empty()) return chosen;
-  const auto& least =
-      (*std::ranges::min_element(order, {}, [](auto* g) { return g->images.size(); }))->images;
-  return {least.begin(), least.end()};
+  const auto least = std::ranges::min_element(order, {}, [](const Group& g) { return g.second.size(); });
+  return {least->second.begin(), least->second.end()};
 }
 
 Source hold_out(Source& all, double fraction) {
@@ -167,7 +160,6 @@ Source hold_out(Source& all, double fraction) {
   Source val = all;
   val.name += concat(", ", held.size(), " images held out");
   val.notes.clear();
-  val.skipped.clear();
   val.coco.problems.clear();
   val.coco.repeated_ids = 0;
   std::set<std::string> pictures, series;
@@ -245,36 +237,39 @@ std::string normal_name(const std::string& name) {
 
 void check_units(const std::string& name, const std::vector<PlacedBox>& boxes, bool relative,
                  const std::function<std::string(size_t)>& where) {
-  std::vector<size_t> all, tiny, sized, empty;
-  double right = 0, bottom = 0, centres = 0;
-  for (size_t i = 0; i < boxes.size(); ++i) {
-    const PlacedBox& b = boxes[i];
-    const bool has_area = b.w > 0 && b.h > 0;
-    (has_area ? all : empty).push_back(i);
-    if (!has_area) continue;
-    const double x2 = b.x + b.w, y2 = b.y + b.h;
-    right = std::max(right, x2);
-    bottom = std::max(bottom, y2);
-    if (x2 <= 2 && y2 <= 2 && (b.width == 0 || std::max(b.width, b.height) > 8)) tiny.push_back(i);
-    if (b.width == 0) continue;
-    sized.push_back(i);
-    centres += (b.x + b.w / 2) / b.width + (b.y + b.h / 2) / b.height;
-  }
-  const auto refuse = [&](const std::vector<size_t>& some, const std::string& what,
-                          const std::string& remedy) {
-    const PlacedBox& b = boxes[some[0]];
-    fail(name, ": ", some.size(), " of ", all.size() + empty.size(), " boxes ", what, ", such as ",
-         where(some[0]), " [", b.x, ", ", b.y, ", ", b.w, ", ", b.h, "]",
-         b.width ? concat(" in ", b.width, "x", b.height) : "", "; ", remedy);
+  const auto those = [&](const auto& wanted) {
+    std::vector<size_t> found;
+    for (size_t i = 0; i < boxes.size(); ++i)
+      if (wanted(boxes[i])) found.push_back(i);
+    return found;
   };
-  const bool negative =
-      std::ranges::any_of(empty, [&](size_t i) { return boxes[i].w < 0 || boxes[i].h < 0; });
-  if (negative && empty.size() >= all.size())
-    refuse(empty, "end before they begin", "are xmax and ymax width and height?");
+  const auto refuse_if = [&](bool wrong, const std::vector<size_t>& some, const std::string& what,
+                             const std::string& remedy) {
+    if (!wrong || some.empty()) return;
+    const PlacedBox& b = boxes[some[0]];
+    fail(name, ": ", some.size(), " of ", boxes.size(), " boxes ", what, ", such as ", where(some[0]), " [",
+         b.x, ", ", b.y, ", ", b.w, ", ", b.h, "]", b.width ? concat(" in ", b.width, "x", b.height) : "",
+         "; ", remedy);
+  };
+  const auto has_area = [](const PlacedBox& b) { return b.w > 0 && b.h > 0; };
+  const auto all = those(has_area),
+             sized = those([&](const PlacedBox&b) { return has_area(b) && b.width > 0; });
+  refuse_if(boxes.size() >= 2 * all.size(), those([](const PlacedBox& b) { return b.w < 0 || b.h < 0; }),
+            "end before they begin", "are xmax and ymax width and height?");
   const std::string multiply = "multiply x and width by the width of the image, y and height by its height";
-  if (!tiny.empty() && 2 * tiny.size() >= all.size())
-    refuse(tiny, "are fractions of the image size instead of pixels",
-           relative ? "were they divided by the image size twice?" : multiply);
+  const auto tiny = those([&](const PlacedBox& b) {
+    return has_area(b) && std::max(b.x + b.w, b.y + b.h) <= 2 &&
+           (b.width == 0 || std::max(b.width, b.height) > 8);
+  });
+  refuse_if(2 * tiny.size() >= all.size(), tiny, "are fractions of the image size instead of pixels",
+            relative ? "were they divided by the image size twice?" : multiply);
+  double right = 0, bottom = 0, centres = 0;
+  for (const size_t i : all) {
+    const PlacedBox& b = boxes[i];
+    right = std::max(right, b.x + b.w);
+    bottom = std::max(bottom, b.y + b.h);
+    if (b.width > 0) centres += (b.x + b.w / 2) / b.width + (b.y + b.h / 2) / b.height;
+  }
   for (const auto& [top, unit] : {std::pair(100.0, "per cent"), {1000.0, "thousandths"}}) {
     double odds = 0;  // against boxes that are anywhere in their images, and are within the first pixels
     for (const size_t i : sized)
@@ -282,35 +277,32 @@ void check_units(const std::string& name, const std::vector<PlacedBox>& boxes, b
     const bool within =
         !relative && std::min(right, bottom) > 0.9 * top && std::max(right, bottom) <= 1.005 * top;
     // A million to one; in pixels, the sum of the centres is about 1 for each box.
-    if (within && odds > 13.8 && centres < 0.8 * double(sized.size()))
-      refuse(all,
-             concat("are within 0..", top, ", although the images are larger: ", unit, " instead of pixels"),
-             concat(multiply, ", and divide by ", top));
+    refuse_if(within && odds > 13.8 && centres < 0.8 * double(sized.size()), all,
+              concat("are within 0..", top, ", although the images are larger: ", unit, " instead of pixels"),
+              concat(multiply, ", and divide by ", top));
   }
   // Returns the boxes that reach beyond their images, by more than a tolerance in sizes of the image. shift:
   // of x and y, in sizes of the box. in_x, in_y: the directions.
   const auto beyond = [&](double tolerance, double shift, bool in_x = true, bool in_y = true) {
-    std::vector<size_t> found;
-    std::ranges::copy_if(sized, std::back_inserter(found), [&](size_t i) {
-      const PlacedBox& b = boxes[i];
+    return those([=](const PlacedBox& b) {
       const double x = b.x + shift * b.w, y = b.y + shift * b.h, dx = tolerance * b.width,
                    dy = tolerance * b.height;
-      return (in_x && (x < -dx || x + b.w > b.width + dx)) || (in_y && (y < -dy || y + b.h > b.height + dy));
+      return b.w > 0 && b.h > 0 && b.width > 0 &&
+             ((in_x && (x < -dx || x + b.w > b.width + dx)) ||
+              (in_y && (y < -dy || y + b.h > b.height + dy)));
     });
-    return found;
   };
   const auto some = beyond(0.02, 0), most = beyond(relative && sized.size() >= 5 ? 0.02 : 0.05, 0);
   // In both directions: people whose boxes go on below the image reach beyond it in one.
   const size_t both = std::min(beyond(0.02, 0, true, false).size(), beyond(0.02, 0, false, true).size());
-  if (some.size() >= 5 && 20 * some.size() >= sized.size() && 10 * both >= some.size() &&
-      10 * beyond(0.02, relative ? 0.5 : -0.5).size() <= some.size())
-    refuse(some, "reach beyond their images",
-           relative ? "do the labels begin with the top left corner? Add half of width and height to it"
-                    : "do the boxes begin with their centre? Subtract half of width and height from it");
-  if (!most.empty() && 2 * most.size() >= sized.size())
-    refuse(most, "reach beyond their images",
-           relative ? "YOLO labels are centre, width and height in fractions: no pixels, per cent or corners"
-                    : "are these corners (x1, y1, x2, y2), or pixels of another image size?");
+  refuse_if(some.size() >= 5 && 20 * some.size() >= sized.size() && 10 * both >= some.size() &&
+                10 * beyond(0.02, relative ? 0.5 : -0.5).size() <= some.size(),
+            some, "reach beyond their images",
+            relative ? "do the labels begin with the top left corner? Add half of width and height to it"
+                     : "do the boxes begin with their centre? Subtract half of width and height from it");
+  refuse_if(2 * most.size() >= sized.size(), most, "reach beyond their images",
+            relative ? "YOLO labels are centre, width and height in fractions: no pixels, per cent or corners"
+                     : "are these corners (x1, y1, x2, y2), or pixels of another image size?");
 }
 
 std::string read_all(const std::string& path, std::string& text, bool* missing, size_t limit) {
@@ -378,9 +370,8 @@ std::string lower(std::string text) {
   return text;
 }
 
-std::vector<std::string> files_under(const fs::path& folder, const std::set<std::string>& extensions,
-                                     std::vector<std::string>& skipped) {
-  std::vector<std::string> files;
+std::vector<std::string> files_under(const fs::path& folder, std::vector<std::string>& notes) {
+  std::vector<std::string> files, skipped;
   std::set<fs::path> entered;
   const std::function<void(const fs::path&)> enter = [&](const fs::path& place) {
     std::error_code error, ignored;
@@ -389,13 +380,12 @@ std::vector<std::string> files_under(const fs::path& folder, const std::set<std:
     for (; !error && it != end; it.increment(error)) {
       const std::string name = it->path().filename().string();
       if (name[0] == '.') continue;
-      if (!it->is_directory(ignored)) {
-        if (extensions.empty() || has_extension(name, extensions)) files.push_back(it->path().string());
-      } else if (name == "lost+found" || name == "__MACOSX" || name.find_first_of("@#$") == 0) {
+      if (!it->is_directory(ignored))
+        files.push_back(it->path().string());
+      else if (name == "lost+found" || name == "__MACOSX" || name.find_first_of("@#$") == 0)
         skipped.push_back(it->path().string());
-      } else {
+      else
         enter(it->path());
-      }
     }
     if (!error) return;
     check(place != folder, place.string(), ": cannot be listed (", error.message(),
@@ -403,20 +393,10 @@ std::vector<std::string> files_under(const fs::path& folder, const std::set<std:
     skipped.push_back(place.string());
   };
   enter(folder);
+  if (!skipped.empty())
+    notes.push_back(concat("note: ", folder.string(),
+                           ": left out folders of the system, or unreadable: ", listed(skipped, 20)));
   std::sort(files.begin(), files.end());
-  return files;
-}
-
-std::vector<std::string> labelled_images(const fs::path& folder, std::vector<std::string>& skipped) {
-  std::set<std::string> extensions = kImages;
-  extensions.insert(kOtherImages.begin(), kOtherImages.end());
-  std::vector<std::string> files = files_under(folder, extensions, skipped);
-  std::set<fs::path> stems;
-  for (const fs::path file : files)
-    if (has_extension(file, kImages)) stems.insert(fs::path(file).replace_extension());
-  std::erase_if(files, [&](const fs::path& file) {
-    return has_extension(file, kOtherImages) && stems.count(fs::path(file).replace_extension());
-  });
   return files;
 }
 
@@ -450,86 +430,89 @@ static bool other_split(const std::string& a, const std::string& b) {
 std::vector<std::string> find_images(Source& source, const std::string& list,
                                      const std::vector<std::string>& names, const fs::path& root,
                                      const std::string& split, const std::string& remedy) {
-  struct Found {
-    size_t end = 0;                  // length of the longest end that the name and a file share
-    std::vector<std::string> files;  // that share it, with a slash in front
-    std::string file;                // of these, the one that is taken
-    int rank = 0;                    // of its folder
+  struct Image {
+    std::string name;                  // with a slash in front
+    size_t end = 0;                    // length of the longest end that the name and a file share
+    std::vector<std::string> folders;  // in front of this end, with a slash in front
+    std::string file;                  // the one that is taken
+    int rank = 0;                      // of its folder
   };
-  std::vector<std::string> wanted, splits;  // the names with a slash in front, and their splits
-  std::vector<Found> found(names.size());
+  std::vector<Image> images;
   std::unordered_map<std::string, std::vector<size_t>> images_of;  // by file name
   bool whole = false;                                              // true if a file has the whole name
   for (const std::string& given : names) {
     std::string name = fs::path(to_forward_slashes(given)).lexically_normal().string();
     while (name.starts_with("../")) name.erase(0, 3);  // relative to another folder, such as annotations
-    wanted.push_back("/" + name);
-    splits.push_back(split_of(fs::path(name).parent_path()));
     if (!fs::path(name).is_absolute() || !is_file(name))
-      images_of[wanted.back().substr(wanted.back().rfind('/') + 1)].push_back(wanted.size() - 1);
+      images_of[name.substr(name.rfind('/') + 1)].push_back(images.size());
+    images.emplace_back().name = "/" + name;
   }
-  const auto relative = [&](const std::string& place) { return fs::path(place).lexically_relative(root); };
-  for (const std::string& file : files_under(root, {}, source.skipped)) {
-    const auto images = images_of.find(file.substr(file.rfind('/') + 1));
-    if (images == images_of.end()) continue;
-    const std::string of_file = split_of(relative(file).parent_path());
-    for (const size_t i : images->second) {
-      const size_t end = common_end(wanted[i], "/" + file);
-      if (end > found[i].end) found[i] = {end, {}, "", 0};
-      if (end < found[i].end || other_split(splits[i], of_file)) continue;
-      found[i].files.push_back("/" + file);
-      whole = whole || end == wanted[i].size();
+  const auto split_in = [](const fs::path& file) { return split_of(file.parent_path()); };
+  for (const std::string& file : files_under(root, source.notes)) {
+    const auto of_name = images_of.find(file.substr(file.rfind('/') + 1));
+    if (of_name == images_of.end()) continue;
+    for (const size_t i : of_name->second) {
+      Image& image = images[i];
+      const size_t end = common_end(image.name, "/" + file);
+      if (end > image.end) image.folders.clear();
+      image.end = std::max(end, image.end);
+      if (end < image.end ||
+          other_split(split_in(image.name.substr(1)), split_in(fs::path(file).lexically_relative(root))))
+        continue;
+      image.folders.push_back(("/" + file).substr(0, 1 + file.size() - end));
+      whole = whole || end == image.name.size();
     }
   }
-  using Images = std::vector<std::pair<size_t, std::string>>;  // index, file
-  std::map<std::string, Images> by_folder;
-  for (size_t i = 0; i < names.size(); ++i)
-    for (const std::string& file : found[i].files)
-      if (!whole || found[i].end == wanted[i].size())  // otherwise it is a file of another image
-        by_folder[file.substr(0, file.size() - found[i].end)].emplace_back(i, file.substr(1));
-  const auto place_of = [&](const auto& entry) { return relative(entry.first.substr(!entry.first.empty())); };
+  std::map<std::string, std::vector<Image*>> by_folder;
+  for (Image& image : images)
+    for (const std::string& folder : image.folders)
+      if (!whole || image.end == image.name.size())  // otherwise it is a file of another image
+        by_folder[folder].push_back(&image);
+  const auto place_of = [&](const std::string& folder) {
+    return fs::path(folder.substr(!folder.empty())).lexically_relative(root);
+  };
   // Beside a folder of this split, one of another split has other images, even if it has more of the names.
-  if (std::ranges::any_of(by_folder, [&](const auto& e) { return rank_of(place_of(e), split) <= 1; }))
+  if (std::ranges::any_of(by_folder, [&](const auto& e) { return rank_of(place_of(e.first), split) <= 1; }))
     std::erase_if(by_folder,
-                  [&](const auto& e) { return other_split(split_of(place_of(e)), split_of(split)); });
-  size_t most = 0;
-  for (const auto& [_, images] : by_folder) most = std::max(most, images.size());
-  std::vector<std::tuple<int, int64_t, fs::path, Images>> places;  // rank, minus the number of images
-  for (auto& [folder, images] : by_folder) {
-    const fs::path place = folder.substr(std::min<size_t>(1, folder.size()));
-    const bool stray = 2 * images.size() < most;
-    const int rank = stray ? 9 : rank_of(place.lexically_relative(root), split);
-    places.emplace_back(rank, -int64_t(images.size()), place, std::move(images));
-  }
-  std::ranges::sort(places);
-  size_t moved = 0, example = 0;
-  for (const auto& [rank, _, folder, images] : places) {
-    Images known;
-    for (const auto& image : images)
-      if (!found[image.first].file.empty()) known.push_back(image);
+                  [&](const auto& e) { return other_split(split_of(place_of(e.first)), split_of(split)); });
+  size_t most = 0, moved = 0;
+  for (const auto& [_, found] : by_folder) most = std::max(most, found.size());
+  std::vector<std::tuple<int, int64_t, std::string>> order;  // rank, minus the number of images, folder
+  for (const auto& [folder, found] : by_folder)
+    order.emplace_back(2 * found.size() < most ? 9 : rank_of(place_of(folder), split), -int64_t(found.size()),
+                       folder);
+  std::ranges::sort(order);
+  std::string example;
+  for (const auto& [rank, _, folder] : order) {
+    const std::vector<Image*>& found = by_folder[folder];
+    const auto path_of = [&, &folder = folder](const Image* image) {
+      return (folder + image->name.substr(image->name.size() - image->end)).substr(1);
+    };
+    std::vector<Image*> known;
+    std::ranges::copy_if(found, std::back_inserter(known), [](auto* image) { return !image->file.empty(); });
     // The folder has other images of the same names, or copies, unless it has only a few of them.
-    const bool others = !known.empty() && 2 * known.size() >= images.size();
-    const bool as_good = others && rank < 9 && 10 * images.size() >= 9 * most;
-    for (size_t k = 0; as_good && k < known.size(); k += 1 + known.size() / 100) {
-      const auto& [i, file] = known[k];
-      check(found[i].rank != rank || same_content(found[i].file, file), list,
-            ": two folders have images of its names, such as ", found[i].file, " and ", file, "; ", remedy);
-    }
-    for (const auto& [i, file] : images) {
-      if (others || !found[i].file.empty()) continue;
-      found[i].file = file;
-      found[i].rank = rank;
-      if (found[i].end < wanted[i].size() && moved++ == 0) example = i;
+    const bool others = !known.empty() && 2 * known.size() >= found.size();
+    const bool as_good = others && rank < 9 && 10 * found.size() >= 9 * most;
+    for (size_t k = 0; as_good && k < known.size(); k += 1 + known.size() / 100)
+      check(known[k]->rank != rank || same_content(known[k]->file, path_of(known[k])), list,
+            ": two folders have images of its names, such as ", known[k]->file, " and ", path_of(known[k]),
+            "; ", remedy);
+    for (Image* image : found) {
+      if (others || !image->file.empty()) continue;
+      image->file = path_of(image);
+      image->rank = rank;
+      if (image->end < image->name.size() && moved++ == 0)
+        example = concat(image->file, " for ", names[image - images.data()]);
     }
   }
   if (moved > 0)
-    source.notes.push_back(
-        concat("note: ", list, ": ", moved, " of ", names.size(), " images were found under ", root.string(),
-               " by the end of their names, such as ", found[example].file, " for ", names[example]));
+    source.notes.push_back(concat("note: ", list, ": ", moved, " of ", names.size(),
+                                  " images were found under ", root.string(),
+                                  " by the end of their names, such as ", example));
   std::vector<std::string> files;
-  const fs::path folder = places.empty() ? root : std::get<fs::path>(places[0]);
-  for (size_t i = 0; i < names.size(); ++i) {
-    const fs::path file = found[i].file.empty() ? folder / wanted[i].substr(1) : fs::path(found[i].file);
+  const fs::path expected = order.empty() ? root : fs::path(std::get<2>(order[0]).substr(1));
+  for (const Image& image : images) {
+    const fs::path file = image.file.empty() ? expected / image.name.substr(1) : fs::path(image.file);
     files.push_back(file.lexically_normal().string());
   }
   return files;

@@ -30,7 +30,6 @@ struct Source {
   bool relative = false;
   std::vector<std::string> label_files;  // of the image with the id 1 + index; empty for COCO
   std::vector<std::string> notes;        // lines for the log that are no problems
-  std::vector<std::string> skipped;      // folders that files_under() leaves out
 
   // Returns the position of an annotation: "x.json: annotation 7 of image 3" or "labels/a.txt:4".
   std::string where(size_t annotation) const;
@@ -122,16 +121,10 @@ inline bool is_picture(const fs::path& path) {
   return has_extension(path, kImages) || has_extension(path, kOtherImages);
 }
 
-// Returns the files with these extensions (empty: all) in a folder and its subfolders, sorted. Skips names
-// that begin with a dot. Follows symbolic links, but enters each folder only once. Folders of the system
-// (lost+found, @eaDir) and unreadable ones are left out and added to `skipped`. Throws if `folder` itself
-// cannot be listed.
-std::vector<std::string> files_under(const fs::path& folder, const std::set<std::string>& extensions,
-                                     std::vector<std::string>& skipped);
-
-// Returns the image files in a folder and its subfolders, sorted. A file of kOtherImages is left out if there
-// is one of kImages with its name.
-std::vector<std::string> labelled_images(const fs::path& folder, std::vector<std::string>& skipped);
+// Returns the files in a folder and its subfolders, sorted. Skips names that begin with a dot. Follows
+// symbolic links, but enters each folder only once. Folders of the system (lost+found, @eaDir) and unreadable
+// ones are left out, and a line of `notes` names them. Throws if `folder` itself cannot be listed.
+std::vector<std::string> files_under(const fs::path& folder, std::vector<std::string>& notes);
 
 // Finds image files under `root` by their names, which may have folders in front of them, also those of
 // another machine (a note says how many were found by a part of their name). Of several files with an equal
@@ -243,17 +236,16 @@ SplitReaders nested_voc_splits(const fs::path& root);
 
 // ---- YOLO: a data.yaml or obj.data, and a text file for each image
 
-// Returns the readers of the splits of a data.yaml (docs.ultralytics.com/datasets/detect), or of an obj.data
-// of Darknet, as CVAT writes it too. Throws if the file does not have this format.
+// Returns the readers of the splits of a data.yaml, or of an obj.data of Darknet. Throws if the file does not
+// have this format.
 SplitReaders yolo_file_splits(const std::string& file);
 
 // The splits of YOLO folders, an empty map for other folders. First, those of a data.yaml or dataset.yaml
 // with `names`.
 SplitReaders data_yaml_splits(const fs::path& folder);
 
-// Then, those of obj.data or another .data file of Darknet that names images and classes, in the folder or in
-// its folder `data`; else of data.yaml, dataset.yaml or the only YAML file with `names`. Throws if several
-// have `names`.
+// Then, those of a .data file of Darknet, in the folder or in its folder `data`; else of data.yaml,
+// dataset.yaml or the only YAML file with `names`. Throws if several have `names`.
 SplitReaders yolo_splits(const fs::path& folder);
 
 // At last, those of folders that exist: images/train or train/images and so on, images, or images beside

@@ -74,27 +74,30 @@ Labels read_voc_xml(const std::string& path) {
 
 namespace {
 
+// VOC2007/Annotations/train/a.xml has the name VOC2007/train/a, and so has its image,
+// VOC2007/JPEGImages/train/a.jpg.
+struct VocPlace {
+  std::string name;        // without folders of labels and images, and without extension
+  bool in_root = true;     // folders of splits alone are in front of the folder of labels or images
+  bool in_folder = false;  // there is such a folder
+  bool of_labels = false;  // the last such folder is one of labels
+};
+
 using Part = std::map<std::string, std::string>;  // XML file by VocPlace::name
 
 // Files of a VOC data set.
 struct Voc {
-  std::string root;                                        // folder
-  std::vector<std::string> skipped;                        // see Source
-  std::map<std::string, std::vector<std::string>> images;  // by VocPlace::name
+  fs::path root;                                           // folder
+  std::vector<std::string> notes;                          // for the log
+  std::map<std::string, std::vector<std::string>> images;  // by their names without folders
   Part all;                                                // all XML files
+  std::map<std::string, int> xmls;                         // number of XML files by names without folders
   std::map<std::string, Part> splits;
-  bool has_lists = false;                // the splits are those of lists
-  std::string note;                      // for the log
-  std::map<std::string, Labels> labels;  // contents of the XML files of all splits, read with the first split
-  std::map<std::string, int64_t> classes;  // classes of all splits, so that ids do not depend on the split
-};
-
-// VOC2007/Annotations/train/a.xml has the folder VOC2007 and the name VOC2007/train/a, and its image
-// VOC2007/JPEGImages/train/a.jpg has the same name.
-struct VocPlace {
-  fs::path folder;   // in front of the folder of labels or images, without folders of splits at its end
-  std::string name;  // without folders of labels and images, and without extension
-  bool in_folder = false, of_labels = false;  // there is such a folder, and the last one has labels
+  bool has_lists = false;                  // the splits are those of lists
+  std::set<std::string> image_splits;      // of the folders of images
+  bool has_whole_names = false;            // an XML file and its image have one VocPlace::name
+  std::map<std::string, Labels> labels;    // of the XML files of all splits, read with the first split
+  std::map<std::string, int64_t> classes;  // of all splits, so that ids do not depend on the split
 };
 
 }  // namespace
@@ -109,15 +112,17 @@ static VocPlace voc_place(const fs::path& file, const fs::path& root = "") {
     if (labels || images) place.of_labels = labels;
     if (!labels && !images) name /= part;
     place.in_folder = place.in_folder || labels || images;
-    if (!place.in_folder) place.folder /= part;
+    place.in_root = place.in_root && (place.in_folder || !split_of(part).empty());
   }
-  while (!split_of(place.folder.filename()).empty()) place.folder = place.folder.parent_path();
   place.name = (name / file.stem()).string();
   return place;
 }
 
 static std::string lower_stem(const fs::path& file) { return lower(file.stem().string()); }
-static std::string split_of_name(const std::string& name) { return split_of(fs::path(name).parent_path()); }
+
+static std::string split_below(const fs::path& root, const fs::path& file) {
+  return split_of(file.lexically_relative(root).parent_path());
+}
 
 // Reads one split. The first call reads the label files of all splits. Throws if no file of the split is
 // usable.
@@ -135,65 +140,52 @@ static Source read_voc_split(Voc& voc, const std::string& split) {
     for (auto& entry : voc.classes) entry.second = id++;
   }
   Source source;
-  source.name = concat(voc.root, " (", split, ")");
-  source.skipped = voc.skipped;
-  if (!voc.note.empty()) source.notes.push_back(std::exchange(voc.note, ""));
+  source.name = concat(voc.root.string(), " (", split, ")");
+  source.notes = std::exchange(voc.notes, {});
   for (const auto& [name, id] : voc.classes) source.coco.categories.push_back({id, name});
-  const Part& part = voc.splits.at(split);
-  // By the last part of the name: XML files, and images that no XML file has the name of.
-  std::map<std::string, int> xmls;
-  std::map<std::string, std::vector<std::string>> others;
-  for (const auto& [name, xml] : part) ++xmls[lower_stem(xml)];
   const bool any = voc.has_lists || split == "all";  // images may be in any folder
-  const auto of_split = [&](const auto& entry) { return split_of_name(entry.first) == split; };
-  const std::string folder_split = std::ranges::any_of(voc.images, of_split) ? split : "";
-  for (const auto& [name, files] : voc.images)
-    for (const std::string& file : files)
-      if (!voc.all.count(name) && (any || split_of_name(name) == folder_split))
-        others[lower_stem(file)].push_back(file);
-  // Masks may have the names of images: where a whole name counts, the last part alone needs <filename>.
-  const bool whole = std::ranges::any_of(part, [&](const auto& e) { return voc.images.count(e.first) > 0; });
-  std::set<fs::path> used, folders;
-  for (const auto& [name, xml] : part) {
+  const std::string folder = voc.image_splits.count(split) ? split : "";
+  std::set<std::string> used;
+  for (const auto& [name, xml] : voc.splits.at(split)) {
     Labels& labels = voc.labels[xml];
     for (size_t i = 0; i < labels.boxes.size(); ++i)
       labels.boxes[i].category_id = voc.classes[labels.names[i]];
+    // Masks may have the names of images: where a whole name counts, the last part alone needs <filename>.
+    const auto is_named = [&](const fs::path& file) { return file.filename() == labels.image; };
+    const auto is_own = [&](const fs::path& file) { return voc_place(file, voc.root).name == name; };
+    const auto may_be = [&](const fs::path& file) {
+      return !voc.all.count(voc_place(file, voc.root).name) && (!voc.has_whole_names || is_named(file)) &&
+             (any || split_below(voc.root, file) == folder);
+    };
     // Prefer the image named as the XML file, because <filename> is often wrong after a renaming.
     const std::string own = lower_stem(xml), named = lower_stem(labels.image);
     std::vector<std::string> files;
-    if (voc.images.count(name)) files = voc.images.at(name);
+    std::ranges::copy_if(voc.images[own], std::back_inserter(files), is_own);
     for (const std::string& stem : {own, named})
-      if (files.empty() && xmls[stem] <= 1) files = others[stem];
-    const auto is_named = [&](const fs::path& file) { return file.filename() == labels.image; };
-    if (std::ranges::any_of(files, is_named) || (whole && !voc.images.count(name)))
-      std::erase_if(files, std::not_fn(is_named));
-    if (files.empty() && labels.usable) {
+      if (files.empty() && voc.xmls[stem] <= 1)
+        std::ranges::copy_if(voc.images[stem], std::back_inserter(files), may_be);
+    if (std::ranges::any_of(files, is_named)) std::erase_if(files, std::not_fn(is_named));
+    used.insert(files.begin(), files.end());
+    if (files.empty() && labels.usable)
       source.coco.problems.push_back(
           {"label file without image",
            concat(xml, ": its image ", labels.image.empty() ? own : labels.image,
-                  xmls[named] > 0 && named != own ? " has another label file" : " is missing")});
-      continue;
-    }
-    if (files.empty()) files = {xml};  // for its problems
-    used.insert(files.begin(), files.end());
-    folders.insert(fs::path(files[0]).parent_path());
-    if (files.size() > 1)
+                  voc.xmls[named] > 0 && named != own ? " has another label file" : " is missing")});
+    else if (files.size() > 1)
       add_shared_label(source, xml, files);
     else
-      add_image(source, files[0], xml, labels);
+      add_image(source, files.empty() ? xml : files[0], xml, labels);
   }
   std::vector<std::string> unlabelled;
-  std::set<std::string> labelled;
-  for (const auto& [_, xml] : voc.all) labelled.insert(lower_stem(xml));
-  for (const auto& [name, files] : voc.images)
-    if (!voc.has_lists && !used.count(files[0]) && !labelled.count(lower_stem(files[0])) &&
-        folders.count(fs::path(files[0]).parent_path()))
-      unlabelled.push_back(name);
+  for (const auto& [stem, images] : voc.images)
+    if (!voc.has_lists && !voc.xmls.count(stem) && !used.count(images[0]) &&
+        split_below(voc.root, images[0]) == folder)
+      unlabelled.push_back(images[0]);
   if (!unlabelled.empty())
     source.notes.push_back(concat("note: ", source.name, ": ", unlabelled.size(),
                                   " images have no XML file and are not used: ", listed(unlabelled, 20)));
   if (source.files.empty())
-    fail(source.name, ": none of its ", part.size(),
+    fail(source.name, ": none of its ", voc.splits.at(split).size(),
          " annotation files can be used; correct them: ", source.coco.problems[0].second);
   return source;
 }
@@ -237,14 +229,13 @@ static void read_voc_lists(Voc& voc, const fs::path& folder, bool needed) {
 
 // Sets the splits to those of the folders of the labels, else of their images.
 static void split_by_folders(Voc& voc) {
-  std::map<std::string, std::set<std::string>> of_images;
-  for (const auto& [name, files] : voc.images)
-    if (const std::string split = split_of_name(name); !split.empty())
-      of_images[lower_stem(files[0])].insert(split);
   for (const auto& [name, xml] : voc.all) {
-    const auto& of_image = of_images[lower_stem(xml)];
-    std::string split = split_of_name(name);
-    if (split.empty() && of_image.size() == 1) split = *of_image.begin();
+    std::set<std::string> of_images;
+    for (const std::string& image : voc.images[lower_stem(xml)])
+      of_images.insert(split_below(voc.root, image));
+    of_images.erase("");
+    std::string split = split_below(voc.root, xml);
+    if (split.empty() && of_images.size() == 1) split = *of_images.begin();
     voc.splits[split.empty() ? "all" : split][name] = xml;
   }
   if (voc.splits.size() == 1 || !voc.splits.count("all")) return;
@@ -252,47 +243,40 @@ static void split_by_folders(Voc& voc) {
   if (!voc.splits.count("train") && !voc.splits.count("trainval"))
     voc.splits["train"] = others;
   else
-    voc.note =
-        concat("note: ", voc.root, ": ", others.size(),
-               " XML files are in no folder of a split and not used, such as ", others.begin()->second);
+    voc.notes.push_back(concat("note: ", voc.root.string(), ": ", others.size(),
+                               " XML files are in no folder of a split and not used, such as ",
+                               others.begin()->second));
 }
 
-// nested: a data set in a folder below.
-static SplitReaders find_voc(const fs::path& root, bool nested) {
+SplitReaders voc_splits(const fs::path& root) {
   const auto voc = std::make_shared<Voc>();
-  const std::vector<std::string> files = files_under(root, {}, voc->skipped);
-  if (std::ranges::none_of(files, [](const auto& file) { return has_extension(file, {".xml"}); })) return {};
-  std::set<std::string> pictures, folders;  // names and paths of images, without extension; data sets
-  for (const std::string& file : files)
-    if (is_picture(file)) pictures.insert({lower_stem(file), fs::path(file).replace_extension().string()});
-  int64_t yolo = 0;  // label files of YOLO less those of VOC
-  for (const std::string& file : files) {
-    const bool xml = has_extension(file, {".xml"}), matches = pictures.count(lower_stem(file)) > 0;
-    const bool beside = pictures.count(fs::path(file).replace_extension().string()) > 0,
-               txt = has_extension(file, {".txt"}) && (beside || file.find("/labels/") != std::string::npos);
-    yolo += matches * (int(txt) - int(xml));
-    if (!xml) continue;
+  voc->root = root;
+  std::set<std::string> names;  // VocPlace::name of images
+  const auto files = files_under(root, voc->notes);
+  for (const fs::path file : files) {
     const VocPlace place = voc_place(file, root);
-    const auto depth = std::distance(place.folder.begin(), place.folder.end());
-    if (depth <= 2 && (depth > 0) == nested && (place.in_folder || (nested ? beside : matches)))
-      folders.insert((depth == 0 ? root : root / place.folder).string());
+    if (!is_picture(file) || (place.of_labels && !is_file(fs::path(file).replace_extension(".xml"))))
+      continue;
+    voc->images[lower_stem(file)].push_back(file);  // no mask
+    names.insert(place.name);
+    voc->image_splits.insert(split_below(root, file));
   }
-  if (folders.empty() || yolo > 0) return {};
-  check(folders.size() <= 1, "--data ", root.string(),
-        " has several Pascal VOC data sets; give one: ", listed({folders.begin(), folders.end()}));
-  voc->root = *folders.begin();
-  for (const std::string& file : files) {
-    if (!file.starts_with(voc->root + "/")) continue;
-    const VocPlace place = voc_place(file, voc->root);
-    if (has_extension(file, {".xml"}) && place.folder.empty() &&
-        (place.in_folder || pictures.count(lower_stem(file))))
-      voc->all.emplace(place.name, file);
-    const bool of_images = !place.of_labels || is_file(fs::path(file).replace_extension(".xml"));  // no mask
-    if (is_picture(file) && of_images) voc->images[place.name].push_back(file);
+  int64_t yolo = 0;  // label files of YOLO less those of VOC
+  for (const fs::path file : files) {
+    const std::string stem = lower_stem(file);
+    const VocPlace place = voc_place(file, root);
+    const bool matches = voc->images.count(stem) > 0;
+    yolo += matches && has_extension(file, {".txt"}) && names.count(place.name);
+    if (!has_extension(file, {".xml"})) continue;
+    yolo -= matches;
+    if (!place.in_root || !(place.in_folder || matches) || !voc->all.emplace(place.name, file).second)
+      continue;
+    ++voc->xmls[stem];
+    voc->has_whole_names = voc->has_whole_names || names.count(place.name);
   }
-  if (voc->all.empty()) return {};
-  const fs::path base = voc->root, lists = base / "ImageSets";
-  for (const fs::path& place : {lists / "Main", lists, base / "annotations", base})
+  if (voc->all.empty() || yolo > 0) return {};
+  const fs::path lists = root / "ImageSets";
+  for (const fs::path& place : {lists / "Main", lists, root / "annotations", root})
     if (!voc->has_lists) read_voc_lists(*voc, place, place.string().starts_with(lists.string()));
   if (!voc->has_lists) split_by_folders(*voc);
   SplitReaders splits;
@@ -301,7 +285,17 @@ static SplitReaders find_voc(const fs::path& root, bool nested) {
   return splits;
 }
 
-SplitReaders voc_splits(const fs::path& root) { return find_voc(root, /*nested=*/false); }
-SplitReaders nested_voc_splits(const fs::path& root) { return find_voc(root, /*nested=*/true); }
+SplitReaders nested_voc_splits(const fs::path& root) {
+  std::map<std::string, SplitReaders> found;  // by folder
+  for (const fs::path& folder : listing(root, /*folders_only=*/true))
+    if (found[folder] = voc_splits(folder); found[folder].empty())
+      for (const fs::path& below : listing(folder, /*folders_only=*/true)) found[below] = voc_splits(below);
+  std::erase_if(found, [](const auto& entry) { return entry.second.empty(); });
+  std::vector<std::string> folders;
+  for (const auto& entry : found) folders.push_back(entry.first);
+  check(found.size() <= 1, "--data ", root.string(),
+        " has several Pascal VOC data sets; give one: ", listed(folders));
+  return found.empty() ? SplitReaders() : found.begin()->second;
+}
 
 }  // namespace yolox

@@ -42,43 +42,38 @@ static std::string names_file(const fs::path& folder, const std::string& value) 
   return (is_file(given) ? given : folder / given.filename()).string();
 }
 
-static YoloYaml read_obj_data(const std::string& file) {
-  YoloYaml data;
-  data.file = file;
-  data.folder = data.root = fs::path(file).has_parent_path() ? fs::path(file).parent_path() : ".";
-  data.beside = true;
-  for_each_line(read_text(file), [&](std::string_view line, int) {
-    const size_t equals = line.find('=');
-    if (line[0] == '#' || equals == std::string_view::npos) return;
-    const std::string key = lower(std::string(trimmed(line.substr(0, equals)))),
-                      value = to_forward_slashes(std::string(trimmed(line.substr(equals + 1))));
-    if (value.empty()) return;
-    if (std::ranges::count(kSplits, key)) data.splits[split_name(key)].push_back(value);
-    if (key == "names") data.names = read_names(names_file(data.root, value));
+// Returns the lines KEY = VALUE of an obj.data of Darknet as YAML.
+static YAML::Node yaml_of_obj_data(const std::string& text) {
+  YAML::Node yaml(YAML::NodeType::Map);
+  for_each_line(text, [&](std::string_view line, int) {
+    const size_t equals = std::min(line.find('='), line.size() - 1);
+    const std::string key(trimmed(line.substr(0, equals))), value(trimmed(line.substr(equals + 1)));
+    if (line[0] != '#' && !value.empty()) yaml[lower(key)] = value;
   });
-  check(!data.names.empty(), file, ": no names; add names = obj.names, a file with a class in each line");
-  check(!data.splits.empty(), file, ": no train and no valid; add train = train.txt, a list of images");
-  return data;
+  return yaml;
 }
 
+// Reads a data.yaml (docs.ultralytics.com/datasets/detect), or an obj.data of Darknet, as CVAT writes it too.
 static YoloYaml read_data_yaml(const std::string& file) {
   YoloYaml data;
   data.file = file;
   data.folder = fs::path(file).has_parent_path() ? fs::path(file).parent_path() : ".";
+  data.beside = has_extension(file, {".data"});
   const std::string text = read_text(file);
   try {
-    const YAML::Node yaml = YAML::Load(text);
+    const YAML::Node yaml = data.beside ? yaml_of_obj_data(text) : YAML::Load(text);
     check(yaml.IsMap(), file, ": has no keys; add train, val and names");
     const YAML::Node names = yaml["names"], nc = yaml["nc"], path = yaml["path"];
     const auto line = [&](const YAML::Node& node) {
-      return concat(file, ":", node ? node.Mark().line + 1 : 1, ": ");
+      return concat(file, ":", node ? std::max(node.Mark().line + 1, 1) : 1, ": ");
     };
     std::set<std::string> keys;
     for (const auto& entry : yaml)
       check(keys.insert(entry.first.Scalar()).second, line(entry.first), "a second ", entry.first.Scalar(),
             "; delete one of them");
     const bool named = names && !names.IsNull(), counted = nc && !nc.IsNull();
-    check(named || counted, file, ": no class names; add names: [first, second, ...]");
+    check(named || counted, file,
+          ": no class names; add names: [first, second, ...], or names = FILE to an obj.data");
     const std::string list = named && names.IsScalar() ? names_file(data.folder, names.Scalar()) : "";
     check(list.empty() || is_file(list), line(names), "names must be a list, id: name, or a file");
     if (!list.empty()) data.names = read_names(list);
@@ -98,8 +93,8 @@ static YoloYaml read_data_yaml(const std::string& file) {
     }
     check(!data.names.empty(), line(names), "names is empty; list the classes");
     data.keypoints = yaml["kpt_shape"].IsDefined();
-    data.root = data.folder / (path && path.IsScalar() ? path.Scalar() : "");
-    if (!is_folder(data.root)) data.root = data.folder;
+    if (path && path.IsScalar()) data.root = data.folder / path.Scalar();
+    if (data.root.empty() || !is_folder(data.root)) data.root = data.folder;
     for (const std::string& split : kSplits) {
       const YAML::Node entry = yaml[split];
       std::vector<std::string> places;
@@ -148,7 +143,14 @@ static std::vector<std::string> yolo_images(const YoloYaml& data, const std::str
           ": neither a folder nor a .txt: ", (data.root / entry).lexically_normal().string(),
           "; correct the key \"path\" or \"", split, "\", or delete the line");
     if (is_folder(place)) {
-      for (const std::string& file : labelled_images(place, source.skipped)) images.push_back(file);
+      for (const fs::path file : files_under(place, source.notes)) {
+        const auto exists_as = [&](const auto& end) {
+          return is_file(fs::path(file).replace_extension(end));
+        };
+        // A HEIC file, for example, may have a JPEG copy, which is the labelled one.
+        if (is_picture(file) && (has_extension(file, kImages) || std::ranges::none_of(kImages, exists_as)))
+          images.push_back(file);
+      }
       continue;
     }
     std::vector<std::string> lost, files;  // lost: lines whose file is not where the line says
@@ -376,48 +378,38 @@ static SplitReaders splits_of(const YoloYaml& yaml) {
   return splits;
 }
 
-SplitReaders yolo_file_splits(const std::string& file) {
-  return splits_of(has_extension(file, {".data"}) ? read_obj_data(file) : read_data_yaml(file));
+SplitReaders yolo_file_splits(const std::string& file) { return splits_of(read_data_yaml(file)); }
+
+static bool has_usual_name(const fs::path& yaml) { return yaml.stem() == "data" || yaml.stem() == "dataset"; }
+
+// Returns the YAML files of a folder with the key `names`.
+static std::vector<std::string> yaml_files(const fs::path& folder) {
+  std::vector<std::string> files;
+  for (const fs::path& path : listing(folder))
+    if (has_extension(path, {".yaml", ".yml"}) &&
+        ("\n" + read_text(path.string())).find("\nnames:") != std::string::npos)
+      files.push_back(path.string());
+  return files;
 }
 
-// Returns the splits of data.yaml or dataset.yaml, else of the only YAML file with `names`. usual: of
-// data.yaml or dataset.yaml only, and only with `names`.
-static SplitReaders yaml_splits(const fs::path& folder, bool usual) {
-  std::vector<std::string> found;
-  for (const fs::path& path : listing(folder)) {
-    std::string text;
-    if (!has_extension(path, {".yaml", ".yml"})) continue;
-    const bool has_usual_name = path.stem() == "data" || path.stem() == "dataset";
-    const std::string error = read_all(path.string(), text);
-    check(error.empty() || !has_usual_name, path.string(), ": cannot be read (", error,
-          "); check its permissions");
-    if (!error.empty()) continue;
-    bool has_names = false;
-    try {
-      const YAML::Node yaml = YAML::Load(text);
-      has_names = yaml.IsMap() && yaml["names"];
-    } catch (const YAML::Exception&) {}  // not the YAML file of a data set
-    if (has_usual_name && (has_names || !usual)) return yolo_file_splits(path.string());
-    if (has_names && !usual) found.push_back(path.string());
-  }
+SplitReaders data_yaml_splits(const fs::path& folder) {
+  for (const std::string& file : yaml_files(folder))
+    if (has_usual_name(file)) return yolo_file_splits(file);
+  return {};
+}
+
+SplitReaders yolo_splits(const fs::path& folder) {
+  for (const fs::path& place : {folder, folder / "data"})
+    for (const fs::path& path : listing(place))
+      if (has_extension(path, {".data"}) && read_head(path, 1 << 16).find("train") != std::string::npos)
+        return yolo_file_splits(path.string());
+  for (const fs::path& path : listing(folder))  // whose error says what is missing
+    if (has_extension(path, {".yaml", ".yml"}) && has_usual_name(path))
+      return yolo_file_splits(path.string());
+  const auto found = yaml_files(folder);
   check(found.size() <= 1, "--data ", folder.string(), " has several YAML files with names: ", listed(found),
         "; give --data one of these files");
   return found.empty() ? SplitReaders() : yolo_file_splits(found[0]);
-}
-
-SplitReaders data_yaml_splits(const fs::path& folder) { return yaml_splits(folder, /*usual=*/true); }
-
-SplitReaders yolo_splits(const fs::path& folder) {
-  for (const fs::path& place : {folder, folder / "data"}) {
-    if (is_file(place / "obj.data")) return yolo_file_splits((place / "obj.data").string());
-    for (const fs::path& path : listing(place)) {
-      std::string text;
-      if (has_extension(path, {".data"}) && read_all(path.string(), text).empty() &&
-          text.find("names") != std::string::npos && text.find("train") != std::string::npos)
-        return yolo_file_splits(path.string());
-    }
-  }
-  return yaml_splits(folder, /*usual=*/false);
 }
 
 SplitReaders yolo_folder_splits(const fs::path& folder) {
@@ -436,24 +428,23 @@ SplitReaders yolo_folder_splits(const fs::path& folder) {
       data.splits[split].push_back((place.filename() / "images").string());
   if (data.splits.empty() && is_folder(data.root / "images") && is_folder(data.root / "labels"))
     data.splits["all"] = {"images"};
-  std::vector<std::string> places{"", "labels", "images"};
-  for (const auto& [_, found] : data.splits)
-    for (std::string place : found) places.push_back(place.replace(place.find("images"), 6, "labels"));
-  for (const auto& split : kSplits)
-    places.insert(places.end(), {split, "labels/" + split, split + "/labels"});
-  for (const auto& place : places)
-    for (const char* name : {"classes.txt", "_darknet.labels"}) {
-      const fs::path names = data.root / place / name;
-      if (!is_file(names)) continue;
-      const auto list = read_names(names.string());
-      const size_t both = std::min(list.size(), data.names.size());
-      check(std::equal(list.begin(), list.begin() + both, data.names.begin()), names.string(), " and ",
-            data.file,
-            " number the classes in different ways; renumber the labels of one, and make them equal");
-      if (list.size() <= both) continue;
-      data.file = names.string();
-      data.names = list;
-    }
+  std::vector<std::string> notes;
+  for (const fs::path names : files_under(folder, notes)) {
+    const auto is_other = [](const fs::path& part) {
+      return part != "." && part != "labels" && part != "images" && split_of(part).empty();
+    };
+    if ((names.filename() != "classes.txt" && names.filename() != "_darknet.labels") ||
+        std::ranges::any_of(names.parent_path().lexically_relative(folder), is_other))
+      continue;
+    const auto list = read_names(names.string());
+    const size_t both = std::min(list.size(), data.names.size());
+    check(std::equal(list.begin(), list.begin() + both, data.names.begin()), names.string(), " and ",
+          data.file,
+          " number the classes in different ways; renumber the labels of one, and make them equal");
+    if (list.size() <= both) continue;
+    data.file = names.string();
+    data.names = list;
+  }
   if (data.splits.empty() && !data.names.empty()) {
     data.beside = true;
     for (const auto& split : kSplits)
