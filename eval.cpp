@@ -72,18 +72,11 @@ static void check_flags(const Config& config) {
 static void evaluate_file(const Config& config) {
   Log log("");  // to the terminal only
   CocoDataset truth = read_coco(config.gt);
-  if (!truth.problems.empty())
-    log.line(concat("warning: ", config.gt, ": ", truth.problems.size(),
-                    " entries cannot be read and are left out; the first: ", truth.problems[0].second));
-  if (truth.repeated_ids > 0)
-    log.line(
-        concat("note: ", config.gt, ": ", truth.repeated_ids, " annotations have the id of another one"));
-  std::map<std::string, int> names;
-  for (auto& category : truth.categories) {
-    category.name = normal_name(printable(category.name));
-    if (++names[category.name] == 2)
-      log.line(concat("note: ", config.gt, ": several classes have the name ", category.name));
-  }
+  normalize_names(truth, config.gt);
+  std::vector<std::string> problems;
+  for (const auto& [kind, text] : truth.problems) problems.push_back(kind + ": " + text);
+  if (!problems.empty())
+    log.line(concat("warning: the ground truth has ", problems.size(), " problems: ", listed(problems, 20)));
   const std::vector<Detection> found = read_detections(config.dt);
   std::map<int64_t, cv::Size> size_of;
   for (const CocoImage& image : truth.images) size_of[image.id] = {image.width, image.height};
@@ -92,7 +85,7 @@ static void evaluate_file(const Config& config) {
     for (const auto& e : entries) {
       cv::Size size = size_of[e.image_id];
       if (e.w > size.width || e.h > size.height) size = {};  // an untrained model predicts larger boxes
-      boxes.push_back({e.x, e.y, e.w, e.h, size.width, size.height});
+      boxes.push_back({e.x, e.y, e.w, e.h, size.width, size.height, boxes.size()});
     }
     check_units(file, boxes, false, [](size_t i) { return concat("box ", i); });
   };

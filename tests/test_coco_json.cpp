@@ -72,7 +72,9 @@ TEST_CASE("coco_json: defaults, order, unknown keys, nulls, nested values") {
 ,"annotations":[{"id":7,"image_id":9,"category_id":3,"bbox":[1.5,2.0,30.0,0.1],"area":12.5,"iscrowd":1},{"id":2,"image_id":8,"category_id":3,"bbox":[1.0,2.0,3.0,4.0],"area":12.0,"iscrowd":0},{"id":4,"image_id":9223372036854775807,"category_id":-9223372036854775808,"bbox":[-1.0,-2.0,5.0,6.0],"area":30.0,"iscrowd":1}]
 })");
   CHECK(parse_coco(text, "a.json").problems ==
-        ProblemList{{"annotation without bbox", "a.json: annotations[2]"}});
+        ProblemList{{"entry cannot be read",
+                     "a.json: annotations[2] has no \"bbox\", a list of four finite numbers is needed; "
+                     "add it or remove the entry"}});
   TempDir dir;
   write_text(dir / "a.json", "\xEF\xBB\xBF" + text);
   CHECK(coco_text(read_coco(dir / "a.json")) == coco_text(parse_coco(text, "a.json")));
@@ -99,7 +101,7 @@ TEST_CASE("coco_json: an entry with a wrong value is skipped and reported with f
     REQUIRE(data.annotations.size() == 1);
     CHECK(data.annotations[0].id == 2);
     REQUIRE(data.problems.size() == 1);
-    CHECK(data.problems[0].first == "annotation cannot be read");
+    CHECK(data.problems[0].first == "entry cannot be read");
     CHECK_HAS(data.problems[0].second, "a.json: annotations[0]");
     CHECK_HAS(data.problems[0].second, wanted);
   }
@@ -175,7 +177,7 @@ TEST_CASE("coco_json: files that are not COCO files are errors") {
             "two categories have the id 4"}})
     CHECK_HAS(coco_error(text), wanted);
   TempDir dir;
-  CHECK_HAS(error_of([&] { read_coco(dir / ""); }), "cannot be read (Is a directory), a JSON file is needed");
+  CHECK_HAS(error_of([&] { read_coco(dir / ""); }), "cannot be read (Is a directory); check the path");
   CHECK_HAS(error_of([&] { read_coco(dir / "none.json"); }), "cannot be read");
   const std::string ids = R"([{"image_id": 1, "category_id": 1, )";
   for (const auto& row : std::vector<std::pair<std::string, std::string>>{

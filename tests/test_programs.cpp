@@ -328,8 +328,8 @@ PROGRAM_TEST(
   CHECK_FALSE(has(out, "\x1b"));
   CHECK_FALSE(has(out, "\nAP 1.0"));
   CHECK_MESSAGE(has(out, "cat\\x1b[31m\\x0aAP 1.0 "), out);
-  CHECK(has(out, "note: gt.json: 1 annotations have the id of another one\n"));
-  CHECK(has(out, "note: gt.json: several classes have the name dog\\x1b[31m\n"));
+  CHECK(has(out, "annotations with the id of another one: gt.json: 1, "));
+  CHECK(has(out, "classes with equal names: gt.json: dog\\x1b[31m (id 3)\n"));
 }
 
 PROGRAM_TEST("programs: --help lists every flag; OpenMP threads spin briefly, unless another policy is set") {

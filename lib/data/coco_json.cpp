@@ -21,13 +21,14 @@ namespace yolox {
 
 namespace {
 
-// Returns the number in a text, or nothing if the text is anything else. Beyond the range of a double, the
-// number is 0 or infinite.
+// Returns the finite number in a text, or nothing if the text is anything else.
 std::optional<double> double_in(std::string_view text) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error == std::errc::invalid_argument || end != text.data() + text.size()) return {};
-  return error == std::errc() ? value : std::strtod(std::string(text).c_str(), nullptr);
+  if (error != std::errc()) value = std::strtod(std::string(text).c_str(), nullptr);  // 0 or infinite
+  if (!std::isfinite(value)) return {};
+  return value;
 }
 
 // The same for an integer of 64 bits. 3.0 is an integer, because exporters that store all columns as floats
@@ -80,25 +81,28 @@ struct JsonEntry {
     fail(where(), ".", key, ": found ", what, ", ", needed, " is needed; repair the entry");
   }
 
-  std::string_view characters(const char* key, const char* needed) const {
+  template <class Value>
+  Value get(const char* key, std::optional<Value> fallback, const char* needed,
+            std::optional<Value> (*value_in)(std::string_view)) const {
     const rapidjson::Value* found = find(key);
+    if (!found && fallback) return *fallback;
     const auto text = found ? characters_of(*found) : std::nullopt;
-    if (!text) throw_bad_value(key, needed);
-    return *text;
+    const auto value = text ? value_in(*text) : std::nullopt;
+    if (!value) throw_bad_value(key, needed);
+    return *value;
   }
 
   double number(const char* key, std::optional<double> fallback = {}) const {
-    if (fallback && !find(key)) return *fallback;
-    const auto number = double_in(characters(key, "a finite number"));
-    if (!number || !std::isfinite(*number)) throw_bad_value(key, "a finite number");
-    return *number;
+    return get(key, fallback, "a finite number", double_in);
   }
 
   int64_t integer(const char* key, std::optional<int64_t> fallback = {}) const {
-    if (fallback && !find(key)) return *fallback;
-    const auto integer = integer_in(characters(key, "an integer of 64 bits"));
-    if (!integer) throw_bad_value(key, "an integer of 64 bits");
-    return *integer;
+    return get(key, fallback, "an integer of 64 bits", integer_in);
+  }
+
+  std::string string(const char* key, std::optional<std::string> fallback) const {
+    return get<std::string>(key, fallback, "a text in quotes",
+                            [](std::string_view text) { return std::optional(std::string(text)); });
   }
 
   // An integer, or for a text such as "a5" or "007" a negative number that depends on the text alone, so that
@@ -118,18 +122,15 @@ struct JsonEntry {
     return static_cast<int>(size);
   }
 
-  std::string string(const char* key, const std::string& fallback) const {
-    return find(key) ? std::string(characters(key, "a text in quotes")) : fallback;
-  }
-
   std::array<double, 4> box(const char* key) const {
     std::array<double, 4> box{};
     const rapidjson::Value* found = find(key);
     bool good = found && found->IsArray() && found->Size() == 4;
     for (unsigned i = 0; good && i < 4; ++i) {
       const auto text = characters_of((*found)[i]);
-      box[i] = (text ? double_in(*text) : std::nullopt).value_or(HUGE_VAL);
-      good = std::isfinite(box[i]);
+      const auto value = text ? double_in(*text) : std::nullopt;
+      box[i] = value.value_or(0);
+      good = value.has_value();
     }
     if (!good) throw_bad_value(key, "a list of four finite numbers");
     return box;
@@ -140,8 +141,10 @@ using JsonReaders = std::map<std::string, std::function<void(const JsonEntry&)>>
 
 // Calls a reader for each entry of a list of the object that the text is, by the key of the list. If the text
 // is one list, its key is "detections". Only one entry at a time is a RapidJSON document, because files are
-// large. Returns the keys of all lists. path: for error messages.
-std::set<std::string> read_json_lists(std::string text, const std::string& path, const JsonReaders& readers) {
+// large. Returns the keys of all lists. path: for error messages. problems: if given, gets the entries for
+// which a reader throws.
+std::set<std::string> read_json_lists(std::string text, const std::string& path, const JsonReaders& readers,
+                                      ProblemList* problems = nullptr) {
   rapidjson::InsituStringStream stream(text.data());
   std::vector<char> memory(1 << 16);
   rapidjson::MemoryPoolAllocator<> pool(memory.data(), memory.size());
@@ -176,7 +179,12 @@ std::set<std::string> read_json_lists(std::string text, const std::string& path,
     for (size_t i = 0; !next_is(']'); ++i) {
       if (i > 0) expect(',', "Missing a comma or ] after an entry.");
       const auto& entry = parse();
-      if (reader != readers.end()) reader->second({path, name, i, entry});
+      try {
+        if (reader != readers.end()) reader->second({path, name, i, entry});
+      } catch (const std::runtime_error& e) {
+        if (!problems) throw;
+        problems->push_back({"entry cannot be read", e.what()});
+      }
     }
     lists.insert(name);
   };
@@ -202,27 +210,10 @@ std::set<std::string> read_json_lists(std::string text, const std::string& path,
   return lists;
 }
 
-// Returns the content of a file. There is no limit, because COCO files are large.
-std::string read_json(const std::string& path) {
-  std::string text;
-  const std::string error = read_all(path, text, nullptr, /*limit=*/SIZE_MAX);
-  check(error.empty(), path, ": cannot be read (", error, "), a JSON file is needed; check the path");
-  return text;
-}
-
 }  // namespace
 
 CocoDataset parse_coco(std::string text, const std::string& path) {
   CocoDataset data;
-  const auto skipping = [&data](const char* kind, const auto& read) {
-    return [&data, kind, read](const JsonEntry& e) {
-      try {
-        read(e);
-      } catch (const std::runtime_error& error) {
-        data.problems.push_back({kind, error.what()});
-      }
-    };
-  };
   const auto image = [&data](const JsonEntry& e) {
     const int64_t id = e.id("id");
     const std::string name = formatted("%012lld.jpg", static_cast<long long>(id));
@@ -236,19 +227,14 @@ CocoDataset parse_coco(std::string text, const std::string& path) {
                                parent && is_text(*parent) ? e.string("supercategory", "") : ""});
   };
   const auto annotation = [&data](const JsonEntry& e) {
-    if (!e.find("bbox")) {
-      data.problems.push_back({"annotation without bbox", e.where()});
-      return;
-    }
     const auto [x, y, w, h] = e.box("bbox");
     data.annotations.push_back({e.id("id", static_cast<int64_t>(e.index) + 1), e.id("image_id"),
                                 e.id("category_id"), x, y, w, h, e.number("area", w * h),
                                 e.integer("iscrowd", 0) != 0});
   };
-  const auto lists = read_json_lists(std::move(text), path,
-                                     {{"images", skipping("image entry cannot be read", image)},
-                                      {"categories", skipping("category cannot be read", category)},
-                                      {"annotations", skipping("annotation cannot be read", annotation)}});
+  const auto lists = read_json_lists(
+      std::move(text), path, {{"images", image}, {"categories", category}, {"annotations", annotation}},
+      &data.problems);
   for (const char* list : {"images", "categories", "annotations"})
     check(lists.count(list), path, ": no list \"", list,
           "\" at the top level; a COCO annotation file has images, annotations and categories");
@@ -263,7 +249,8 @@ CocoDataset parse_coco(std::string text, const std::string& path) {
       if (ids[i] == ids[i - 1]) repeated.push_back(ids[i]);
     return repeated;
   };
-  data.repeated_ids = int64_t(repeated_ids(data.annotations).size());
+  if (const size_t repeated = repeated_ids(data.annotations).size(); repeated > 0)
+    data.problems.push_back({"annotations with the id of another one", concat(path, ": ", repeated)});
   for (const int64_t id : repeated_ids(data.images))
     fail(path, ": two images have the id ", id, "; make the ids unique");
   for (const int64_t id : repeated_ids(data.categories))
@@ -273,7 +260,7 @@ CocoDataset parse_coco(std::string text, const std::string& path) {
 
 CocoDataset read_coco(const std::string& path) {
   try {
-    return parse_coco(read_json(path), path);
+    return parse_coco(read_text(path, SIZE_MAX), path);
   } catch (const std::runtime_error&) {
     const std::string other = other_format(path);
     if (other.empty()) throw;
@@ -287,7 +274,7 @@ std::vector<Detection> read_detections(const std::string& path) {
     const auto [x, y, w, h] = e.box("bbox");
     detections.push_back({e.id("image_id"), e.id("category_id"), x, y, w, h, e.number("score")});
   };
-  const auto lists = read_json_lists(read_json(path), path, {{"detections", detection}});
+  const auto lists = read_json_lists(read_text(path, SIZE_MAX), path, {{"detections", detection}});
   check(lists.count("detections"), path,
         ": not a list of detections [{\"image_id\", \"category_id\", \"bbox\", \"score\"}, ",
         "...]; use a file of detections");

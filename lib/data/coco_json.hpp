@@ -54,8 +54,7 @@ struct CocoDataset {
   std::vector<CocoAnnotation> annotations;  // in file order, including those of unknown images or categories
   std::string description = {};             // of the info; written, not read
   int max_detections = 100;                 // for AP, see coco_eval.hpp; written with the description
-  int64_t repeated_ids = 0;                 // number of annotations whose id an earlier one has
-  ProblemList problems;                     // entries that are skipped
+  ProblemList problems;                     // entries that are skipped, and equal ids and names
 };
 struct Detection {
   int64_t image_id = 0, category_id = 0;

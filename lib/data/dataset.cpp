@@ -11,6 +11,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "base/flags.hpp"
 #include "base/new_file.hpp"
 #include "base/printable.hpp"
 #include "base/threads.hpp"
@@ -171,7 +172,6 @@ static void add_boxes(Dataset& data, Source& source, const std::unordered_map<in
   CocoDataset& truth = source.coco;
   std::map<std::pair<Record*, size_t>, AddedBoxes> added;  // by image and class
   std::vector<PlacedBox> placed;
-  std::vector<size_t> annotations;  // of `placed`
   for (size_t i = 0; i < truth.annotations.size(); ++i) {
     auto& a = truth.annotations[i];
     const auto where = [&] {
@@ -187,8 +187,7 @@ static void add_boxes(Dataset& data, Source& source, const std::unordered_map<in
       a.h *= record->height;
       a.area = a.w * a.h;
     }
-    if (record) placed.push_back({a.x, a.y, a.w, a.h, record->width, record->height});
-    if (record) annotations.push_back(i);
+    if (record) placed.push_back({a.x, a.y, a.w, a.h, record->width, record->height, i});
     if (cls == class_of.end()) {
       data.problems->add("annotation of an unknown class",
                          concat(source.where(i), " has the class id ", a.category_id));
@@ -215,7 +214,8 @@ static void add_boxes(Dataset& data, Source& source, const std::unordered_map<in
                            concat(where(), " in ", record->width, "x", record->height));
     }
   }
-  check_units(data.name, placed, source.relative, [&](size_t k) { return source.where(annotations[k]); });
+  check_units(data.name, placed, source.relative,
+              [&](size_t annotation) { return source.where(annotation); });
 }
 
 void check_deep_range(const std::vector<const Dataset*>& splits) {
@@ -262,6 +262,46 @@ std::string fingerprint(const Dataset& data) {
   return concat(data.records.size(), " images, ", boxes, " boxes (", content_key(bytes), ")");
 }
 
+std::string normal_name(const std::string& name) {
+  // An accent, and letters without and with it.
+  static constexpr std::pair<const char*, const char*> kAccents[] = {
+      {"\u0300", "AÀEÈIÌOÒUÙaàeèiìoòuù"},
+      {"\u0301", "AÁEÉIÍOÓUÚYÝaáeéiíoóuúyýCĆcćLĹlĺNŃnńRŔrŕSŚsśZŹzź"},
+      {"\u0302", "AÂEÊIÎOÔUÛaâeêiîoôuûCĈcĉGĜgĝHĤhĥJĴjĵSŜsŝWŴwŵYŶyŷ"},
+      {"\u0303", "AÃNÑOÕaãnñoõIĨiĩUŨuũ"},
+      {"\u0304", "AĀaāEĒeēIĪiīOŌoōUŪuū"},
+      {"\u0306", "AĂaăEĔeĕGĞgğIĬiĭOŎoŏUŬuŭ"},
+      {"\u0307", "CĊcċEĖeėGĠgġIİZŻzż"},
+      {"\u0308", "AÄEËIÏOÖUÜaäeëiïoöuüyÿYŸ"},
+      {"\u030a", "AÅaåUŮuů"},
+      {"\u030b", "OŐoőUŰuű"},
+      {"\u030c", "CČcčDĎdďEĚeěLĽlľNŇnňRŘrřSŠsšTŤtťZŽzž"},
+      {"\u0327", "CÇcçGĢgģKĶkķLĻlļNŅnņRŖrŗSŞsşTŢtţ"},
+      {"\u0328", "AĄaąEĘeęIĮiįUŲuų"}};
+  std::string text = name, out;
+  const auto replace_all = [&](const std::string& from, const std::string& to) {
+    for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+      text.replace(at, from.size(), to);
+  };
+  for (const char* blank : {"\u00a0", "\u3000", "\t"}) replace_all(blank, " ");
+  // Most names are ASCII, and a VOC file has one for each object.
+  const bool has_accents = std::ranges::any_of(text, [](char c) { return uint8_t(c) >= 0x80; });
+  for (const auto& [accent, letters] : kAccents)
+    for (const char* pair = letters; has_accents && *pair; pair += 3)  // one byte and two
+      replace_all(pair[0] + std::string(accent), {pair + 1, 2});
+  for (const std::string& word : split_list(text, ' ')) out += (out.empty() ? "" : " ") + word;
+  return out;
+}
+
+void normalize_names(CocoDataset& coco, const std::string& file) {
+  std::set<std::string> names;
+  for (CocoCategory& c : coco.categories) {
+    c.name = normal_name(printable(c.name));
+    if (!names.insert(c.name).second)
+      coco.problems.push_back({"classes with equal names", concat(file, ": ", c.name, " (id ", c.id, ")")});
+  }
+}
+
 // Returns a name in lower case, without blanks, - and _.
 static std::string letters_of(const std::string& name) {
   std::string kept = lower(name);
@@ -291,18 +331,13 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
   check(!truth.images.empty(), data.name, " lists no images");
   check(!truth.categories.empty(), data.name, " has no classes",
         truth.problems.empty() ? "" : "; the first problem: " + truth.problems[0].second);
+  normalize_names(truth, data.name);
   for (const auto& [kind, line] : truth.problems) data.problems->add(kind, line);
   for (const auto& note : source.notes) data.notes.push_back(printable(note));
-  if (truth.repeated_ids > 0)
-    data.problems->add("annotations with the id of another one", concat(data.name, ": ", truth.repeated_ids));
 
   std::unordered_map<int64_t, size_t> record_of, class_of;
-  std::unordered_map<std::string, int> names;
   std::unordered_map<std::string, std::string> by_letters;  // names of classes
-  for (auto& c : truth.categories) {
-    c.name = normal_name(printable(c.name));
-    if (++names[c.name] > 1)
-      data.problems->add("classes with equal names", concat(data.name, ": ", c.name, " (id ", c.id, ")"));
+  for (const auto& c : truth.categories) {
     const auto [other, is_new] = by_letters.emplace(letters_of(c.name), c.name);
     if (!is_new && other->second != c.name)
       data.notes.push_back(

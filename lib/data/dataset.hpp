@@ -134,6 +134,13 @@ Dataset shapes_dataset(uint64_t seed, int split, int64_t count);
 // results of check_images() for source.files. Throws if the split has no usable image.
 Dataset make_dataset(Source source, const ImageChecks& checks);
 
+// Returns a class name without blanks at its ends, with single blanks inside, and with an accent and its
+// letter as one character (NFC, Latin letters), because tools write the same name in several ways.
+std::string normal_name(const std::string& name);
+
+// Makes the names of the categories normal_name() and printable(). Equal names are problems.
+void normalize_names(CocoDataset& coco, const std::string& file);
+
 // Gives a data set the classes of the training set or of a model. They are matched by name: objects of other
 // classes are left out (a problem), and classes that the data set does not have get no objects (a note). The
 // category ids of `truth` become class ids. Throws if no name is the same.

@@ -161,7 +161,6 @@ Source hold_out(Source& all, double fraction) {
   val.name += concat(", ", held.size(), " images held out");
   val.notes.clear();
   val.coco.problems.clear();
-  val.coco.repeated_ids = 0;
   std::set<std::string> pictures, series;
   for (const std::string& file : all.files) {
     pictures.insert(picture_of(file));
@@ -204,37 +203,6 @@ void drop_parent_category(const std::vector<Source*>& sources) {
   }
 }
 
-std::string normal_name(const std::string& name) {
-  // An accent, and letters without and with it.
-  static constexpr std::pair<const char*, const char*> kAccents[] = {
-      {"\u0300", "AÀEÈIÌOÒUÙaàeèiìoòuù"},
-      {"\u0301", "AÁEÉIÍOÓUÚYÝaáeéiíoóuúyýCĆcćLĹlĺNŃnńRŔrŕSŚsśZŹzź"},
-      {"\u0302", "AÂEÊIÎOÔUÛaâeêiîoôuûCĈcĉGĜgĝHĤhĥJĴjĵSŜsŝWŴwŵYŶyŷ"},
-      {"\u0303", "AÃNÑOÕaãnñoõIĨiĩUŨuũ"},
-      {"\u0304", "AĀaāEĒeēIĪiīOŌoōUŪuū"},
-      {"\u0306", "AĂaăEĔeĕGĞgğIĬiĭOŎoŏUŬuŭ"},
-      {"\u0307", "CĊcċEĖeėGĠgġIİZŻzż"},
-      {"\u0308", "AÄEËIÏOÖUÜaäeëiïoöuüyÿYŸ"},
-      {"\u030a", "AÅaåUŮuů"},
-      {"\u030b", "OŐoőUŰuű"},
-      {"\u030c", "CČcčDĎdďEĚeěLĽlľNŇnňRŘrřSŠsšTŤtťZŽzž"},
-      {"\u0327", "CÇcçGĢgģKĶkķLĻlļNŅnņRŖrŗSŞsşTŢtţ"},
-      {"\u0328", "AĄaąEĘeęIĮiįUŲuų"}};
-  std::string text = name, out;
-  const auto replace_all = [&](const std::string& from, const std::string& to) {
-    for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
-      text.replace(at, from.size(), to);
-  };
-  for (const char* blank : {"\u00a0", "\u3000", "\t"}) replace_all(blank, " ");
-  // Most names are ASCII, and a VOC file has one for each object.
-  const bool has_accents = std::ranges::any_of(text, [](char c) { return uint8_t(c) >= 0x80; });
-  for (const auto& [accent, letters] : kAccents)
-    for (const char* pair = letters; has_accents && *pair; pair += 3)  // one byte and two
-      replace_all(pair[0] + std::string(accent), {pair + 1, 2});
-  for (const std::string& word : split_list(text, ' ')) out += (out.empty() ? "" : " ") + word;
-  return out;
-}
-
 void check_units(const std::string& name, const std::vector<PlacedBox>& boxes, bool relative,
                  const std::function<std::string(size_t)>& where) {
   const auto those = [&](const auto& wanted) {
@@ -247,7 +215,7 @@ void check_units(const std::string& name, const std::vector<PlacedBox>& boxes, b
                              const std::string& remedy) {
     if (!wrong || some.empty()) return;
     const PlacedBox& b = boxes[some[0]];
-    fail(name, ": ", some.size(), " of ", boxes.size(), " boxes ", what, ", such as ", where(some[0]), " [",
+    fail(name, ": ", some.size(), " of ", boxes.size(), " boxes ", what, ", such as ", where(b.index), " [",
          b.x, ", ", b.y, ", ", b.w, ", ", b.h, "]", b.width ? concat(" in ", b.width, "x", b.height) : "",
          "; ", remedy);
   };
@@ -325,9 +293,9 @@ std::string read_all(const std::string& path, std::string& text, bool* missing, 
   return "";
 }
 
-std::string read_text(const std::string& path) {
+std::string read_text(const std::string& path, size_t limit) {
   std::string text;
-  const std::string error = read_all(path, text);
+  const std::string error = read_all(path, text, nullptr, limit);
   check(error.empty(), path, ": cannot be read (", error, "); check the path");
   check(text.find('\0') == std::string::npos, path, ": is not UTF-8 text; save the file as UTF-8");
   return text;

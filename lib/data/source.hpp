@@ -58,24 +58,19 @@ void drop_parent_category(const std::vector<Source*>& sources);
 // fraction makes the same choice. Throws if the split has fewer than two pictures.
 Source hold_out(Source& all, double fraction);
 
-// ---- class names
-
-// Returns a class name without blanks at its ends, with single blanks inside, and with an accent and its
-// letter as one character (NFC, Latin letters), because tools write the same name in several ways.
-std::string normal_name(const std::string& name);
-
 // ---- boxes
 
-// A box and the size of its image in pixels, 0 if unknown.
+// A box, the size of its image in pixels, 0 if unknown, and its index in a list of annotations.
 struct PlacedBox {
   double x, y, w, h;
   int width, height;
+  size_t index;
 };
 
 // Throws if the boxes cannot be x, y (top left corner), width, height in pixels: half of them or more are
 // within the first two pixels (fractions) or reach beyond their images, or fewer that would not with their
 // centre there, or all are within 0..100 or 0..1000 of larger images. relative: they were converted from
-// fractions. where(i) names the position of a box.
+// fractions. where(index) names the position of a box.
 void check_units(const std::string& name, const std::vector<PlacedBox>& boxes, bool relative,
                  const std::function<std::string(size_t)>& where);
 
@@ -90,8 +85,9 @@ constexpr size_t kMaxTextFile = 1000000000;
 std::string read_all(const std::string& path, std::string& text, bool* missing = nullptr,
                      size_t limit = kMaxTextFile);
 
-// Returns the text of a file. Throws if the file is unreadable or contains a null byte (UTF-16, binary).
-std::string read_text(const std::string& path);
+// Returns the text of a file of at most `limit` bytes. Throws if the file is unreadable or contains a null
+// byte (UTF-16, binary).
+std::string read_text(const std::string& path, size_t limit = kMaxTextFile);
 
 inline bool is_folder(const fs::path& path, std::error_code ignored = {}) {
   return fs::is_directory(path, ignored);

@@ -8,6 +8,7 @@
 
 #include "base/text.hpp"
 #include "base/threads.hpp"
+#include "data/dataset.hpp"
 
 namespace yolox {
 

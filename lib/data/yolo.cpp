@@ -16,7 +16,6 @@ struct YoloYaml {
   fs::path folder, root;                                   // folder of the file; base of relative paths
   std::vector<std::string> names;                          // class names
   bool keypoints = false;                                  // true: keypoints follow the box in each line
-  bool beside = false;                                     // true: label files beside the images come first
   std::map<std::string, std::vector<std::string>> splits;  // split -> image folders and lists of images
 };
 
@@ -58,10 +57,9 @@ static YoloYaml read_data_yaml(const std::string& file) {
   YoloYaml data;
   data.file = file;
   data.folder = fs::path(file).has_parent_path() ? fs::path(file).parent_path() : ".";
-  data.beside = has_extension(file, {".data"});
   const std::string text = read_text(file);
   try {
-    const YAML::Node yaml = data.beside ? yaml_of_obj_data(text) : YAML::Load(text);
+    const YAML::Node yaml = has_extension(file, {".data"}) ? yaml_of_obj_data(text) : YAML::Load(text);
     check(yaml.IsMap(), file, ": has no keys; add train, val and names");
     const YAML::Node names = yaml["names"], nc = yaml["nc"], path = yaml["path"];
     const auto line = [&](const YAML::Node& node) {
@@ -187,14 +185,12 @@ std::string yolo_label_file(const std::string& image) {
   return file.substr(1);
 }
 
-// Returns the label file of an image, by the rule of YOLO or beside it. first_beside: the other way round.
-static std::string label_file_of(const std::string& image, bool first_beside) {
-  std::string first = yolo_label_file(image), second = fs::path(image).replace_extension(".txt").string();
-  if (first_beside) first.swap(second);
-  for (const std::string& file : {first, second})
+// Returns the label file of an image, by the rule of YOLO or beside it, as of Darknet and labelImg.
+static std::string label_file_of(const std::string& image) {
+  for (const std::string& file : {yolo_label_file(image), image})
     for (const char* extension : {".txt", ".TXT"})
       if (const fs::path path = fs::path(file).replace_extension(extension); is_file(path)) return path;
-  return first;
+  return yolo_label_file(image);
 }
 
 // Returns true if a line can be a class, a box and keypoints of x, y and, if `values` is 3, a visibility of
@@ -322,7 +318,7 @@ static Source read_yolo_split(const YoloYaml& data, const std::string& split) {
   std::vector<std::string> label_files(images.size());
   const auto read_labels = [&](bool keypoints) {
     parallel_for(int64_t(images.size()), [&](int64_t i) {
-      label_files[i] = label_file_of(images[i], data.beside);
+      label_files[i] = label_file_of(images[i]);
       labels[i] = read_yolo_txt(label_files[i], keypoints);
     });
   };
@@ -415,19 +411,6 @@ SplitReaders yolo_splits(const fs::path& folder) {
 SplitReaders yolo_folder_splits(const fs::path& folder) {
   YoloYaml data;
   data.folder = data.root = folder;
-  const auto has_images = [&](const std::string& place) {
-    return std::ranges::any_of(listing(data.root / place),
-                               [](const auto& e) { return has_extension(e, kImages); });
-  };
-  for (const fs::path& place : listing(folder / "images", /*folders_only=*/true))
-    if (const std::string split = split_of(place.filename()); !split.empty() && is_folder(folder / "labels"))
-      data.splits[split].push_back(place.lexically_relative(folder));
-  for (const fs::path& place : listing(folder, /*folders_only=*/true))
-    if (const std::string split = split_of(place.filename());
-        !split.empty() && is_folder(place / "images") && is_folder(place / "labels"))
-      data.splits[split].push_back((place.filename() / "images").string());
-  if (data.splits.empty() && is_folder(data.root / "images") && is_folder(data.root / "labels"))
-    data.splits["all"] = {"images"};
   std::vector<std::string> notes;
   for (const fs::path names : files_under(folder, notes)) {
     const auto is_other = [](const fs::path& part) {
@@ -445,13 +428,21 @@ SplitReaders yolo_folder_splits(const fs::path& folder) {
     data.file = names.string();
     data.names = list;
   }
-  if (data.splits.empty() && !data.names.empty()) {
-    data.beside = true;
-    for (const auto& split : kSplits)
-      if (has_images(split)) data.splits[split_name(split)].push_back(split);
-    for (const char* place : {".", "images"})
-      if (data.splits.empty() && has_images(place)) data.splits["all"] = {place};
-  }
+  // Adds a folder of images if there are labels, or class names and images.
+  const auto add = [&](const std::string& split, const fs::path& images, const fs::path& labels) {
+    const auto is_image = [](const fs::path& path) { return has_extension(path, kImages); };
+    if (is_folder(labels) ? is_folder(images)
+                          : !data.names.empty() && std::ranges::any_of(listing(images), is_image))
+      data.splits[split].push_back(images.lexically_relative(folder).string());
+  };
+  const fs::path images = folder / "images", labels = folder / "labels";
+  for (const fs::path& place : listing(images, /*folders_only=*/true))
+    if (const std::string split = split_of(place.filename()); !split.empty()) add(split, place, labels);
+  for (const fs::path& place : listing(folder, /*folders_only=*/true))
+    if (const std::string split = split_of(place.filename()); !split.empty())
+      add(split, is_folder(place / "images") ? place / "images" : place, place / "labels");
+  if (data.splits.empty() && !is_folder(labels)) add("all", folder, "");
+  if (data.splits.empty()) add("all", images, labels);
   std::string lines;
   for (const auto& [split, images] : data.splits)
     lines += concat("\"", split == "all" ? "train" : split, ": ", images[0], "\", ");
