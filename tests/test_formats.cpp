@@ -243,7 +243,7 @@ TEST_CASE("formats: Pascal VOC objects are read with class, box and line number"
             "box DIR/Annotations/b.xml:6 class 2 [10.25 -2 20.25 102] crowd\n"
             "box DIR/Annotations/b.xml:13 class 1 [5 6 0 -2]\n"
             "label file without image: DIR/Annotations/c.xml: its image c.jpg is missing\n"
-            "note: DIR (all): 1 images have no XML file and are not used: DIR/JPEGImages/old name.jpg\none split");
+            "note: DIR (all): 1 images have no XML file and are not used: old name.jpg\none split");
   const Source source = read_sources({dir.path.string()}).train;
   CHECK_FALSE(source.relative);
   std::string sizes;
@@ -278,7 +278,7 @@ no images | a.xml(cat) | is no data set
 split folders | train/xmls/a.xml(a) train/images/a.jpg test/xmls/b.xml(b) test/images/b.jpg | /train/images/a.jpg\n | (test): DIR/test/images/b.jpg
 splits below | Annotations/Train/a.xml(a) JPEGImages/Train/a.jpg Annotations/val/a.xml(b) JPEGImages/val/a.jpg | /Train/a.jpg\n | /val/a.jpg\n
 lists beside | OBJECTS train.txt(JPEGImages/a.jpg Annotations/a.xml) Val.txt(b) | Images/a.jpg\n | (val): DIR/JPEGImages/b.jpg
-deeper images | labels/a.xml(cat) images/set/a.jpg images/set/b.jpg | : DIR/images/set/a.jpg\n | not used: DIR/images/set/b.jpg
+deeper images | labels/a.xml(cat) images/set/a.jpg images/set/b.jpg | : DIR/images/set/a.jpg\n | not used: b.jpg
 images in splits | annotations/a.c.xml(a) annotations/b.xml(b) images/train/a.c.jpg images/val/b.jpg masks/b.png | /train/a.c.jpg\n | (val): DIR/images/val/b.jpg\n
 images beside labels | annotations/a.b.xml(a) annotations/a.b.png | : DIR/annotations/a.b.png\n
 YOLO, and a stray file | images/a.jpg images/b.jpg labels/a.txt(#0) labels/b.txt(#0) labels/a.xml(x) classes.txt(cat) | classes cat\n

@@ -181,7 +181,7 @@ static Source read_voc_split(Voc& voc, const std::string& split) {
   for (const auto& [stem, images] : voc.images)
     if (!voc.has_lists && !voc.xmls.count(stem) && !used.count(images[0]) &&
         split_below(voc.root, images[0]) == folder)
-      unlabelled.push_back(images[0]);
+      unlabelled.push_back(fs::path(images[0]).filename().string());
   if (!unlabelled.empty())
     source.notes.push_back(concat("note: ", source.name, ": ", unlabelled.size(),
                                   " images have no XML file and are not used: ", listed(unlabelled, 20)));
