@@ -232,7 +232,7 @@ PROGRAM_TEST("train: a step that runs out of memory is repeated in parts, and tr
   const Folder dir;
   const Env one_arena("MALLOC_ARENA_MAX", "1");  // otherwise the limit depends on which threads allocate
   const std::string flags =
-      kLong + "--device cpu --bs 8 --size 416 --no-multiscale --max-iters 2 --save-minutes 0 ";
+      kLong + "--device cpu --threads 1 --bs 8 --size 416 --no-multiscale --max-iters 2 --save-minutes 0 ";
   const int64_t whole = peak_address_space(dir, flags),
                 halves = peak_address_space(dir, flags + "--accum 2 ");
   REQUIRE(whole - halves > 200000);
