@@ -4,7 +4,7 @@
 //
 // As separate operations, batch norm and SiLU make five passes over memory forward and more backward, and
 // save two tensors for backward. The fused operation makes two passes forward and two backward. It saves only
-// the input of the batch norm, from which both passes of backward recompute the intermediate values.
+// the input of the batch norm, from which backward recomputes the intermediate values.
 //
 // x is treated as a matrix [M, C] with M = batch x height x width rows. Batch norm: arXiv 1502.03167. SiLU:
 // arXiv 1702.03118.
@@ -29,9 +29,13 @@
     defined(__SANITIZE_THREAD__)
 #define YOLOX_SIMD
 #else
-#define YOLOX_SIMD                                                             \
-  __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default"), \
-                 optimize("O3", "no-trapping-math")))
+#if __GNUC__ < 12  // does not know v3 and v4
+#define YOLOX_SIMD_SETS "avx512f", "avx2"
+#else
+#define YOLOX_SIMD_SETS "arch=x86-64-v4", "arch=x86-64-v3"
+#endif
+#define YOLOX_SIMD \
+  __attribute__((target_clones(YOLOX_SIMD_SETS, "default"), optimize("O3", "no-trapping-math")))
 #endif
 
 namespace yolox {
@@ -111,39 +115,33 @@ YOLOX_SIMD static inline void forward_rows(const T* __restrict x, T* __restrict 
     }
 }
 
-// Returns dz, the gradient of the batch norm output z. centred: x - mean.
-static inline __attribute__((always_inline)) float silu_gradient(float g, float centred, float scale,
-                                                                 float bias) {
-  const float z = centred * scale + bias, s = sigmoid(z);
-  return g * s * (1.0f + z * (1.0f - s));
-}
-
-// Accumulates sums += dz, products += dz * (x - mean).
+// Computes dz, the gradient of the batch norm output, and accumulates sums += dz, products += dz * (x -
+// mean).
 template <class T>
-YOLOX_SIMD static inline void backward_sums_rows(const T* __restrict g, const T* __restrict x, int64_t rows,
-                                                 int64_t channels, const float* __restrict mean,
-                                                 const float* __restrict scale, const float* __restrict bias,
-                                                 float* __restrict sums, float* __restrict products) {
-  for (int64_t r = 0; r < rows; ++r, x += channels, g += channels)
+YOLOX_SIMD static inline void backward_sums_rows(const T* __restrict g, const T* __restrict x,
+                                                 T* __restrict dz, int64_t rows, int64_t channels,
+                                                 const float* __restrict mean, const float* __restrict scale,
+                                                 const float* __restrict bias, float* __restrict sums,
+                                                 float* __restrict products) {
+  for (int64_t r = 0; r < rows; ++r, x += channels, g += channels, dz += channels)
     for (int64_t c = 0; c < channels; ++c) {
-      const float centred = load(x[c]) - mean[c], d = silu_gradient(load(g[c]), centred, scale[c], bias[c]);
+      const float centred = load(x[c]) - mean[c], z = centred * scale[c] + bias[c], s = sigmoid(z),
+                  d = load(g[c]) * s * (1.0f + z * (1.0f - s));
+      store(dz[c], d);
       sums[c] += d;
       products[c] += d * centred;
     }
 }
 
-// Computes dx = scale * (dz - mean_dz - (x - mean) * slope). dz is rounded to the type of dx.
+// Computes dx = scale * (dz - mean_dz - (x - mean) * slope) in place. dx: contains dz before the call.
 template <class T>
-YOLOX_SIMD static inline void backward_rows(const T* __restrict g, const T* __restrict x, T* __restrict dx,
-                                            int64_t rows, int64_t channels, const float* __restrict mean,
-                                            const float* __restrict scale, const float* __restrict bias,
-                                            const float* __restrict mean_dz, const float* __restrict slope) {
-  for (int64_t r = 0; r < rows; ++r, x += channels, g += channels, dx += channels) {
-    for (int64_t c = 0; c < channels; ++c)
-      store(dx[c], silu_gradient(load(g[c]), load(x[c]) - mean[c], scale[c], bias[c]));
+YOLOX_SIMD static inline void backward_rows(const T* __restrict x, T* __restrict dx, int64_t rows,
+                                            int64_t channels, const float* __restrict scale,
+                                            const float* __restrict mean, const float* __restrict mean_dz,
+                                            const float* __restrict slope) {
+  for (int64_t r = 0; r < rows; ++r, x += channels, dx += channels)
     for (int64_t c = 0; c < channels; ++c)
       store(dx[c], scale[c] * (load(dx[c]) - mean_dz[c] - (load(x[c]) - mean[c]) * slope[c]));
-  }
 }
 
 // Calls rows(first, count) for each work item of `total` rows, in parallel.
@@ -177,13 +175,34 @@ std::vector<double> sum_rows(int64_t total, int64_t channels, const Rows& rows) 
   return sums;
 }
 
+// Replaces means, biased variances and count of this rank by those over all ranks.
+static void merge_moments(std::vector<double>& means, std::vector<double>& variances, double& count,
+                          const CollectivesPtr& over) {
+  const size_t channels = means.size();
+  const Tensor sums = torch::empty({int64_t(2 * channels + 1)}, torch::kDouble);
+  double* s = sums.data_ptr<double>();
+  for (size_t c = 0; c < channels; ++c) {
+    s[c] = count * means[c];
+    s[channels + c] = count * (variances[c] + means[c] * means[c]);
+  }
+  s[2 * channels] = count;
+  const auto all = sync_bn_detail::all_reduce_moments(sums, over);
+  count = all.count.item<double>();
+  std::copy_n(all.mean.data_ptr<double>(), channels, means.begin());
+  std::copy_n(all.variance.data_ptr<double>(), channels, variances.begin());
+}
+
 // Calls run(T()) with the type of the elements of x in memory.
 template <class Run>
 void with_type_of(const Tensor& x, const Run& run) {
   x.scalar_type() == torch::kFloat ? run(float()) : run(uint16_t());
 }
 template <class T>
-T* elements(const Tensor& x, T) {
+const T* elements(const Tensor& x, T) {
+  return static_cast<const T*>(x.const_data_ptr());
+}
+template <class T>
+T* elements_to_write(const Tensor& x, T) {
   return static_cast<T*>(x.data_ptr());
 }
 
@@ -209,18 +228,14 @@ static std::tuple<Tensor, Tensor> statistics(const Tensor& x, const Tensor& weig
       stats_rows(in + first * channels, count, channels, centre.data(), s, s + channels);
     });
   });
-  const auto zeros = torch::zeros({channels}, torch::kDouble);
-  sync_bn_detail::Moments m{zeros, zeros.clone(), torch::full({1}, double(rows), torch::kDouble)};
+  std::vector<double> means(channels), variances(channels);
   for (int64_t c = 0; c < channels && rows > 0; ++c) {
     const double d = sums[c] / rows;
-    m.mean.data_ptr<double>()[c] = centre[c] + d;
-    m.variance.data_ptr<double>()[c] = std::max(0.0, sums[channels + c] / rows - d * d);
+    means[c] = centre[c] + d;
+    variances[c] = std::max(0.0, sums[channels + c] / rows - d * d);
   }
-  if (over)
-    m = sync_bn_detail::all_reduce_moments(
-        torch::cat({m.count * m.mean, m.count * (m.variance + m.mean * m.mean), m.count}), *over);
-  const double *means = m.mean.const_data_ptr<double>(), *variances = m.variance.const_data_ptr<double>(),
-               count = *m.count.const_data_ptr<double>();
+  double count = double(rows);
+  if (over) merge_moments(means, variances, count, *over);
   const Tensor saved = torch::empty({4, channels}, weight.options());
   float *mean = saved.data_ptr<float>(), *inverse = mean + channels, *scale = inverse + channels,
         *offset = scale + channels;
@@ -235,7 +250,7 @@ static std::tuple<Tensor, Tensor> statistics(const Tensor& x, const Tensor& weig
     run_var[c] =
         float((1 - momentum) * run_var[c] + momentum * variances[c] * count / std::max(1.0, count - 1));
   }
-  return {saved, m.count};
+  return {saved, torch::full({1}, count, torch::kDouble)};
 }
 
 // Returns silu(bn(x)). saved: [4, C] from statistics().
@@ -245,7 +260,7 @@ static Tensor forward(const Tensor& x, const Tensor& saved) {
   const float *mean = saved.const_data_ptr<float>(), *scale = mean + 2 * channels, *offset = scale + channels;
   with_type_of(x, [&](auto type) {
     const auto* in = elements(x, type);
-    auto* out = elements(y, type);
+    auto* out = elements_to_write(y, type);
     for_rows(rows, channels, [&](int64_t first, int64_t count) {
       forward_rows(in + first * channels, out + first * channels, count, channels, mean, scale, offset);
     });
@@ -253,55 +268,69 @@ static Tensor forward(const Tensor& x, const Tensor& saved) {
   return y;
 }
 
-// Returns the sums of dz and of dz (x - mean) over this rank, [2, C] float64, where dz is the gradient of the
-// batch norm output, and the gradients of weight and bias, [C] each. These are of this rank, because the
-// Reducer all-reduces them later. g: gradient of y, with the shape and memory format of x.
-static std::tuple<Tensor, Tensor, Tensor> backward_sums(const Tensor& g, const Tensor& x,
-                                                        const Tensor& saved) {
+// Returns dz, the gradient of the batch norm output, and the sums of dz and of dz (x - mean) over this rank,
+// [2, C] float64. g: gradient of y, with the shape and memory format of x.
+static std::tuple<Tensor, Tensor> backward_silu(const Tensor& g, const Tensor& x, const Tensor& saved) {
   const int64_t channels = x.size(1), rows = x.numel() / channels;
-  const float *mean = saved.const_data_ptr<float>(), *inverse = mean + channels, *scale = inverse + channels,
-              *offset = scale + channels;
-  const Tensor both = torch::empty({2, channels}, x.options().dtype(torch::kDouble)),
-               d_weight = torch::empty({channels}, saved.options()),
-               d_bias = torch::empty({channels}, saved.options());
+  const float *mean = saved.const_data_ptr<float>(), *scale = mean + 2 * channels, *offset = scale + channels;
+  const Tensor dz = torch::empty_like(x);
+  std::vector<double> sums;
   with_type_of(x, [&](auto type) {
     const auto *gradient = elements(g, type), *in = elements(x, type);
-    const auto sums = sum_rows(rows, channels, [&](int64_t first, int64_t count, float* s) {
-      backward_sums_rows(gradient + first * channels, in + first * channels, count, channels, mean, scale,
-                         offset, s, s + channels);
+    auto* out = elements_to_write(dz, type);
+    sums = sum_rows(rows, channels, [&](int64_t first, int64_t count, float* s) {
+      backward_sums_rows(gradient + first * channels, in + first * channels, out + first * channels, count,
+                         channels, mean, scale, offset, s, s + channels);
     });
-    std::copy(sums.begin(), sums.end(), both.data_ptr<double>());
-    for (int64_t c = 0; c < channels; ++c) {
-      d_bias.data_ptr<float>()[c] = float(sums[c]);
-      d_weight.data_ptr<float>()[c] = float(sums[channels + c] * inverse[c]);
-    }
   });
-  return {both, d_weight, d_bias};
+  const Tensor both = torch::empty({2, channels}, x.options().dtype(torch::kDouble));
+  std::copy(sums.begin(), sums.end(), both.data_ptr<double>());
+  return {dz, both};
 }
 
-// Returns dx. sums: from backward_sums(), over all ranks. count: from statistics().
-static Tensor backward_norm(const Tensor& g, const Tensor& x, const Tensor& saved, const Tensor& sums,
-                            const Tensor& count) {
-  const int64_t channels = x.size(1), rows = x.numel() / channels;
-  const float *mean = saved.const_data_ptr<float>(), *inverse = mean + channels, *scale = inverse + channels,
-              *offset = scale + channels;
-  const double *all = sums.const_data_ptr<double>(), values = *count.const_data_ptr<double>();
-  std::vector<float> mean_dz(channels), slope(channels);
+// Returns the gradients of weight and bias, [C] each, and mean_dz and slope for backward_norm(), [2, C].
+// sums_here: from backward_silu(). count: from statistics(). All-reduces the sums with SyncBN.
+static std::tuple<Tensor, Tensor, Tensor> backward_sums(const Tensor& sums_here, const Tensor& saved,
+                                                        const Tensor& count,
+                                                        const std::optional<CollectivesPtr>& over) {
+  const int64_t channels = saved.size(1);
+  const double values = *count.const_data_ptr<double>();
+  const float* inverse = saved.const_data_ptr<float>() + channels;
+  const double* here = sums_here.const_data_ptr<double>();
+  std::vector<double> sums(here, here + 2 * channels);
+  const Tensor d_weight = torch::empty({channels}, saved.options()),
+               d_bias = torch::empty({channels}, saved.options()),
+               means = torch::empty({2, channels}, saved.options());
+  // The gradients of weight and bias are those of this rank. The Reducer all-reduces them later.
   for (int64_t c = 0; c < channels; ++c) {
-    mean_dz[c] = float(all[c] / values);
-    slope[c] = float(all[channels + c] / values * inverse[c] * inverse[c]);
+    d_bias.data_ptr<float>()[c] = float(sums[c]);
+    d_weight.data_ptr<float>()[c] = float(sums[channels + c] * inverse[c]);
   }
-  const Tensor dx = torch::empty_like(x);
+  if (over) {
+    Tensor shared = torch::from_blob(sums.data(), {int64_t(sums.size())}, torch::kDouble);
+    (*over)->functions.sum(shared);
+  }
+  float *mean_dz = means.data_ptr<float>(), *slope = mean_dz + channels;
+  for (int64_t c = 0; c < channels; ++c) {
+    mean_dz[c] = float(sums[c] / values);
+    slope[c] = float(sums[channels + c] / values * inverse[c] * inverse[c]);
+  }
+  return {d_weight, d_bias, means};
+}
+
+// Computes dx in place of dz. means: mean_dz and slope from backward_sums().
+static void backward_norm(const Tensor& dz, const Tensor& x, const Tensor& saved, const Tensor& means) {
+  const int64_t channels = x.size(1), rows = x.numel() / channels;
+  const float *mean = saved.const_data_ptr<float>(), *scale = mean + 2 * channels,
+              *mean_dz = means.const_data_ptr<float>(), *slope = mean_dz + channels;
   with_type_of(x, [&](auto type) {
-    const auto *gradient = elements(g, type), *in = elements(x, type);
-    auto* out = elements(dx, type);
+    const auto* in = elements(x, type);
+    auto* out = elements_to_write(dz, type);
     for_rows(rows, channels, [&](int64_t first, int64_t count) {
-      const int64_t at = first * channels;
-      backward_rows(gradient + at, in + at, out + at, count, channels, mean, scale, offset, mean_dz.data(),
-                    slope.data());
+      backward_rows(in + first * channels, out + first * channels, count, channels, scale, mean, mean_dz,
+                    slope);
     });
   });
-  return dx;
 }
 
 using sync_bn_detail::operation;
@@ -317,6 +346,10 @@ static void register_operators() {
         "Tensor(b!) running_var, float momentum, float eps, "
         "__torch__.torch.classes.yolox.Collectives? over) -> (Tensor, Tensor)",
         torch::dispatch(c10::DispatchKey::CPU, &statistics));
+    l.def(
+        "bn_silu_backward_sums(Tensor sums, Tensor saved, Tensor count, "
+        "__torch__.torch.classes.yolox.Collectives? over) -> (Tensor, Tensor, Tensor)",
+        torch::dispatch(c10::DispatchKey::CPU, &backward_sums));
 #ifdef YOLOX_FUSED_NORM
     l.impl("bn_silu_statistics", torch::dispatch(c10::DispatchKey::CUDA, &bn_silu_cuda::statistics));
 #endif
@@ -324,17 +357,19 @@ static void register_operators() {
   }();
   static const torch::Library again = [] {
     torch::Library l(torch::Library::FRAGMENT, "yolox", std::nullopt, __FILE__, __LINE__);
-    constexpr auto cpu = c10::DispatchKey::CPU;
-    l.def("bn_silu_forward(Tensor x, Tensor saved) -> Tensor", torch::dispatch(cpu, &forward));
-    l.def("bn_silu_backward_sums(Tensor g, Tensor x, Tensor saved) -> (Tensor, Tensor, Tensor)",
-          torch::dispatch(cpu, &backward_sums));
-    l.def("bn_silu_backward_norm(Tensor g, Tensor x, Tensor saved, Tensor sums, Tensor count) -> Tensor",
-          torch::dispatch(cpu, &backward_norm));
+    l.def("bn_silu_forward(Tensor x, Tensor saved) -> Tensor",
+          torch::dispatch(c10::DispatchKey::CPU, &forward));
+    l.def("bn_silu_backward_silu(Tensor g, Tensor x, Tensor saved) -> (Tensor, Tensor)",
+          torch::dispatch(c10::DispatchKey::CPU, &backward_silu));
+    l.def("bn_silu_backward_norm(Tensor(a!) dz, Tensor x, Tensor saved, Tensor means) -> ()",
+          torch::dispatch(c10::DispatchKey::CPU, &backward_norm));
 #ifdef YOLOX_FUSED_NORM
     constexpr auto cuda = c10::DispatchKey::CUDA;
     l.impl("bn_silu_forward", torch::dispatch(cuda, &bn_silu_cuda::forward));
-    l.impl("bn_silu_backward_sums", torch::dispatch(cuda, &bn_silu_cuda::backward_sums));
-    l.impl("bn_silu_backward_norm", torch::dispatch(cuda, &bn_silu_cuda::backward_norm));
+    l.def("bn_silu_cuda_backward_sums(Tensor g, Tensor x, Tensor saved) -> (Tensor, Tensor, Tensor)",
+          torch::dispatch(cuda, &bn_silu_cuda::backward_sums));
+    l.def("bn_silu_cuda_backward_norm(Tensor g, Tensor x, Tensor saved, Tensor sums, Tensor count) -> Tensor",
+          torch::dispatch(cuda, &bn_silu_cuda::backward_norm));
 #endif
     return l;
   }();
@@ -363,13 +398,37 @@ struct BnSilu : torch::autograd::Function<BnSilu> {
     const Tensor &x = kept[0], &saved = kept[1], &count = kept[2];
     const bool as_it_is = x.is_cuda() && bn_silu_cuda::row_pitch(grads[0]) > 0;
     const Tensor g = as_it_is ? grads[0] : grads[0].contiguous(torch::MemoryFormat::ChannelsLast);
-    static const auto sums = operation<decltype(backward_sums)>("yolox::bn_silu_backward_sums");
-    static const auto norm = operation<decltype(backward_norm)>("yolox::bn_silu_backward_norm");
     const at::AutoDispatchBelowADInplaceOrView no_autograd;
+    std::optional<CollectivesPtr> over;
+    if (ctx->saved_data.count("over")) over = ctx->saved_data["over"].toCustomClass<Collectives>();
+    const auto [dx, d_weight, d_bias] =
+        x.is_cuda() ? backward_on_gpu(g, x, saved, count, over) : backward_on_cpu(g, x, saved, count, over);
+    return {dx, d_weight, d_bias, {}, {}, {}, {}, {}};
+  }
+
+  // Returns the gradients of x, weight and bias, as backward_on_gpu() does.
+  static std::tuple<Tensor, Tensor, Tensor> backward_on_cpu(const Tensor& g, const Tensor& x,
+                                                            const Tensor& saved, const Tensor& count,
+                                                            const std::optional<CollectivesPtr>& over) {
+    static const auto silu = operation<decltype(backward_silu)>("yolox::bn_silu_backward_silu");
+    static const auto sums = operation<decltype(backward_sums)>("yolox_once::bn_silu_backward_sums");
+    static const auto norm = operation<decltype(backward_norm)>("yolox::bn_silu_backward_norm");
+    const auto [dx, both] = silu.call(g, x, saved);
+    const auto [d_weight, d_bias, means] = sums.call(both, saved, count, over);
+    norm.call(dx, x, saved, means);
+    return {dx, d_weight, d_bias};
+  }
+  // Reads g twice instead of storing the gradient of the batch norm output.
+  static std::tuple<Tensor, Tensor, Tensor> backward_on_gpu(const Tensor& g, const Tensor& x,
+                                                            const Tensor& saved, const Tensor& count,
+                                                            const std::optional<CollectivesPtr>& over) {
+    static const auto sums =
+        operation<decltype(bn_silu_cuda::backward_sums)>("yolox::bn_silu_cuda_backward_sums");
+    static const auto norm =
+        operation<decltype(bn_silu_cuda::backward_norm)>("yolox::bn_silu_cuda_backward_norm");
     const auto [both, d_weight, d_bias] = sums.call(g, x, saved);
-    if (ctx->saved_data.count("over"))
-      sync_bn_detail::all_reduce_once(both, ctx->saved_data["over"].toCustomClass<Collectives>());
-    return {norm.call(g, x, saved, both, count), d_weight, d_bias, {}, {}, {}, {}, {}};
+    if (over) sync_bn_detail::all_reduce_once(both, *over);
+    return {norm.call(g, x, saved, both, count), d_weight, d_bias};
   }
 };
 
