@@ -157,7 +157,7 @@ inline ExtraDraw draw_extra(Rng& rng, const AugmentConfig& c) {
     d.cutout.x = rng.uniform(0, 1 - d.cutout.width);
     d.cutout.y = rng.uniform(0, 1 - d.cutout.height);
   }
-  return d;
+  return d;  // append new draws above this line, so that earlier ones keep their numbers
 }
 
 // Draws the random parameters of sample `index` out of n. Depends only on the arguments, not on the contents
@@ -272,7 +272,7 @@ void place(const Pictures& pictures, std::size_t index, const Placement& p, Samp
 }
 
 // Jitters the colours of a part of an image, blurs it, turns it grey and hides a rectangle of it, as drawn.
-// Returns the hidden pixels.
+// part: the image without the border of the letterbox; of a mosaic, all of it. Returns the hidden pixels.
 inline cv::Rect2d change_pixels(Image& image, const cv::Rect& part, const std::optional<HsvDraw>& hsv,
                                 const ExtraDraw& draw) {
   cv::Mat pixels = image(part);

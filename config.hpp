@@ -352,11 +352,6 @@ inline MultiScale multi_scale(const Config& c, ImageSize base, int ranks) {
   return sizes;
 }
 
-// Returns the name of a precision (--amp) for the log.
-inline std::string precision_name(const std::string& amp) {
-  return amp == "off" ? "float32" : amp == "tf32" ? "TF32" : amp == "fp64" ? "float64" : amp;
-}
-
 // Returns the dtype of autocast for a value of --amp; float32 for off, tf32 and fp64.
 inline at::ScalarType dtype_of(const std::string& name) {
   return name == "fp16" ? torch::kHalf : name == "bf16" ? torch::kBFloat16 : torch::kFloat;

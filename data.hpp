@@ -93,7 +93,7 @@ struct TrainingItems {
     const int64_t n = data.records.size(), index = order->index_at(position);
     SampleDraw draw{size_t(index), {}, {}};
     if (s.augmented) {
-      Rng rng(uint64_t(s.seed), position / n, index);
+      Rng rng(uint64_t(s.seed), /*epoch=*/position / n, index);
       draw = draw_sample(rng, s.augment, n, index, image.size(), position < s.mosaic_iters * s.batch);
     }
     Sample sample{image, {}};

@@ -57,6 +57,7 @@ inline SplitReaders find_splits(const DataOptions& o) {
   if (is_file(path)) return yolo_file_splits(data);
   check(is_folder(path), "--data ", data, " ", why_missing(data),
         "; give a folder (COCO, Pascal VOC or YOLO), a COCO JSON file, a data.yaml, or shapes");
+  // A new format goes before yolo_folder_splits, which throws if a folder only lacks class names.
   using FindSplits = SplitReaders (*)(const fs::path& folder);
   for (const FindSplits find :
        {data_yaml_splits, coco_splits, voc_splits, yolo_splits, nested_voc_splits, yolo_folder_splits})

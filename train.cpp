@@ -13,8 +13,9 @@
 #include "ddp/launch.hpp"        // launch(): --gpus, --procs
 #include "dtr/dtr.hpp"           // Dtr: --dtr
 #include "loss.hpp"              // yolox_loss()
-#include "run/run.hpp"           // data, model and weights, run folder, log, checkpoints, evaluations
-#include "run/step_graphs.hpp"   // StepGraphs: --graph
+#include "run/run.hpp"           // data, model and weights, run folder, log, evaluations
+#include "run/saving.hpp"        // Training: model, optimizer, EMA; Saver: checkpoints
+#include "run/step_graphs.hpp"   // StepInput; StepGraphs: --graph
 #include "run/step_memory.hpp"   // MicroBatches, trial steps
 #include "run/step_metrics.hpp"  // UnreadSteps: losses on their way to the host
 
@@ -28,8 +29,9 @@ static Losses forward_backward(Training& t, const Input& input, int64_t parts, b
   const int64_t n = input.images.size(0), height = input.images.size(2), width = input.images.size(3);
   const double world = ranks.info.world, mean_n = ranks.alone() ? double(n) : t.images_per_rank;
   // Each micro-batch divides its terms by its own positives. Multiplied by them, the gradients of all
-  // micro-batches and ranks can be added, and are divided by the positives of the whole batch at the end.
-  // `expected_positives` keeps these factors near 1, because fp16 gradients overflow otherwise.
+  // micro-batches and ranks can be added, and are divided by the positives of the whole batch at the end
+  // (times `world`, because ranks average). `expected_positives` keeps these factors near 1, because fp16
+  // gradients overflow otherwise. Terms per image have a divisor that is known before: loss_of_rank().
   const double expected_positives = 16.0 * mean_n;
   std::vector<Losses> all;
   for (int64_t part = 0; part < parts; ++part) {
@@ -202,15 +204,17 @@ static void end_of_epoch(Training& t, const Plan& plan, const Splits& data, Eval
   Agreement agreed = agree(ranks, saver, unread);
   try {
     while (!agreed.signal && !is_complete(t, plan)) {
-      const StepInput next{batches.next(), plan.sizes.size_at(t.iteration),
-                           t.iteration >= plan.first_no_aug_iteration,
-                           learning_rate(plan.schedule, t.iteration), ema_decay(plan.ema, t.ema_updates + 1)};
+      const StepInput next{.batch = batches.next(),
+                           .size = plan.sizes.size_at(t.iteration),
+                           .use_l1 = t.iteration >= plan.first_no_aug_iteration,
+                           .lr = learning_rate(plan.schedule, t.iteration),
+                           .ema_decay = ema_decay(plan.ema, t.ema_updates + 1)};
       progress.start_step(plan, t.iteration, next.batch, batches.reset_waiting_time());
-      const Losses losses = graphs.run(next, std::ref(step));
+      const Losses losses = graphs.run(next, std::ref(step));  // step(next); with --graph, its replay
       unread.add(t.iteration, next.lr.value, dtr.step(), losses);
       t.count_step(next.lr.value);
       if (!plan.ends_epoch(t.iteration) && !unread.due(agreed.step_seconds)) continue;
-      const std::vector<StepRow> rows = unread.read();  // waits for the GPU
+      const std::vector<StepRow> rows = unread.read();  // waits for the GPU; one step, on a GPU up to ten
       t.skipped += progress.log_steps(rows, plan);
       if (plan.ends_epoch(t.iteration))
         end_of_epoch(t, plan, data, evaluation, ranks, saver, progress, log);

@@ -307,6 +307,9 @@ masks | annotations/xmls/a.xml(a) annotations/xmls/b.xml(a) masks/b.png images/a
         {": DIR/JPEGImages/b.jpg\n",
          "label file of several images, which are left out: DIR/Annotations/a.xml: DIR/JPEGImages/a.jpg, "
          "DIR/JPEGImages/a.png; keep one"}},
+       {"two label files for one image",
+        files("JPEGImages/a.jpg Annotations/a.xml(cat) xmls/a.xml(dog)"),
+        {"DIR/Annotations/a.xml and DIR/xmls/a.xml are different label files of one image"}},
        {"names with spaces",
         {{"Annotations/a b.xml", voc(object("cat"))},
          {"JPEGImages/a b.jpg", ""},
@@ -551,6 +554,9 @@ one label file for two images, an empty one is allowed | images/a.jpg images/b.j
  | : DIR/images/b.jpg DIR/images/c.jpg DIR/images/c.png\n
  | label file of several images, which are left out: DIR/labels/a.txt: DIR/images/a.jpg, DIR/images/a.png; keep
  one of them
+two label files for one image, text of others is allowed | images/a.jpg images/b.jpg images/a.txt(#1) images/b.txt(a cat)
+ labels/a.txt(#0) labels/b.txt(#0) data.yaml(train: images;names: [cat, dog]) | : DIR/images/b.jpg\n
+ | image with two label files, which is left out: DIR/labels/a.txt and DIR/images/a.txt
 no other images | images/a.jpg images/a.png labels/a.txt(#0) data.yaml(train: images;names: [cat])
  | none of its 2 label files can be used; correct them: DIR/labels/a.txt: DIR/images/a.jpg, 
 )"));
@@ -821,6 +827,8 @@ TEST_CASE("formats: class names are compared in one normal form, and a message s
          pair(train, val),
          {"val DIR/val.json: 1 images\nclasses " + normal_name(val) + ", box\nbox DIR/b.png class 0", "!note",
           "!left out"}});
+  check_rows(all, loading);
+  all = {{"regions", pair("DontCare", "DontCare"), {"the class DontCare is learned like the others"}}};
   check_rows(all, loading);
   CHECK(normal_name("a\u0308\u0323 \xff\u00df") == "\u00e4\u0323 \xff\u00df");
   check_rows(rows("VOC | a.jpg b.jpg a.xml(red disc) b.xml(red\u00a0disc ) | classes red disc\\n"));

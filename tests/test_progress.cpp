@@ -234,14 +234,6 @@ TEST_CASE("remarks: means are those of the steps since the last take()") {
     CHECK_FALSE((numbers(1, bad).finite() || numbers(bad).finite()));
 }
 
-TEST_CASE("remarks: waiting for data half of the time is reported once, after half a minute") {
-  bool noted = false;
-  CHECK(waiting_note(20, 29, noted) == "");
-  CHECK(waiting_note(20, 41, noted) == "");
-  CHECK(has(waiting_note(31, 60, noted), "51 % of the time; use more --workers"));
-  CHECK(waiting_note(31, 60, noted) == "");
-}
-
 TEST_CASE("remarks: a learning rate that is far from the usual one of the optimizer is reported") {
   CHECK(has(launch_note(13, 20, 0.1), "in 13 of 20 steps the GPU has waited"));
   CHECK(launch_note(11, 20, 0.1) == "");

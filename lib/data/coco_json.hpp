@@ -26,21 +26,22 @@ namespace yolox {
 using ProblemList = std::vector<std::pair<std::string, std::string>>;  // kind, text
 
 // Boxes are x, y (top left corner), width, height in pixels of the original image, not clipped to the image.
+// "without": what read_coco() sets if a file lacks the key. A reader of another format sets every member.
 struct CocoImage {
   int64_t id = 0;
-  std::string file_name;      // default: the id as "%012d.jpg"
-  int width = 0, height = 0;  // pixels; default: 0
+  std::string file_name;      // without: the id as "%012d.jpg"
+  int width = 0, height = 0;  // pixels; 0: unknown, and not compared with the file
 };
 struct CocoCategory {
   int64_t id = 0;
-  std::string name;                // default: the id as a decimal number
-  std::string supercategory = {};  // default: empty; not written
+  std::string name;                // without: the id as a decimal number
+  std::string supercategory = {};  // without: empty; not written
 };
 struct CocoAnnotation {
-  int64_t id = 0;  // default: 1 + position in the file
+  int64_t id = 0;  // without: 1 + position in the file
   int64_t image_id = 0, category_id = 0;
   double x = 0, y = 0, w = 0, h = 0;
-  double area = 0;     // area of the segmentation in square pixels; default: w * h
+  double area = 0;     // of the segmentation in square pixels, for AP of sizes; without: w * h
   bool crowd = false;  // iscrowd
   int line = 0;        // in the label file of the image; 0 for COCO
 };

@@ -342,6 +342,10 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
     if (!is_new && other->second != c.name)
       data.notes.push_back(
           concat("note: ", data.name, ": the classes ", difference_of(c.name, other->second)));
+    if (const std::string word = letters_of(c.name); word == "dontcare" || word.starts_with("ignore"))
+      data.notes.push_back(concat("note: ", data.name, ": the class ", c.name,
+                                  " is learned like the others; ",
+                                  "tools/merge_coco.py --ignore makes ignored regions of it"));
     class_of[c.id] = data.classes.size();
     data.classes.push_back(c.name);
     data.category_ids.push_back(c.id);

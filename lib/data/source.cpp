@@ -28,8 +28,7 @@ std::string Source::where(size_t annotation) const {
   return concat(label_files[a.image_id - 1], ":", a.line);
 }
 
-// Returns true if two files have the same content.
-static bool same_content(const std::string& a, const std::string& b) {
+bool same_content(const std::string& a, const std::string& b) {
   std::error_code ignored;
   std::string of_a, of_b;
   return fs::file_size(a, ignored) == fs::file_size(b, ignored) && read_all(a, of_a).empty() &&

@@ -89,6 +89,9 @@ std::string read_all(const std::string& path, std::string& text, bool* missing =
 // byte (UTF-16, binary).
 std::string read_text(const std::string& path, size_t limit = kMaxTextFile);
 
+// Returns true if two files have the same content.
+bool same_content(const std::string& a, const std::string& b);
+
 inline bool is_folder(const fs::path& path, std::error_code ignored = {}) {
   return fs::is_directory(path, ignored);
 }

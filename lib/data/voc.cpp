@@ -270,8 +270,11 @@ SplitReaders voc_splits(const fs::path& root) {
     yolo += matches && has_extension(file, {".txt"}) && names.count(place.name);
     if (!has_extension(file, {".xml"})) continue;
     yolo -= matches;
-    if (!place.in_root || !(place.in_folder || matches) || !voc->all.emplace(place.name, file).second)
-      continue;
+    if (!place.in_root || !(place.in_folder || matches)) continue;
+    const auto [other, is_new] = voc->all.emplace(place.name, file);
+    check(is_new || same_content(other->second, file), other->second, " and ", file.string(),
+          " are different label files of one image; remove one of them");
+    if (!is_new) continue;
     ++voc->xmls[stem];
     voc->has_whole_names = voc->has_whole_names || names.count(place.name);
   }

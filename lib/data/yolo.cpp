@@ -346,7 +346,12 @@ static Source read_yolo_split(const YoloYaml& data, const std::string& split) {
   for (size_t i = 0; i < images.size(); ++i) {
     const auto& sharing = images_of.at(label_files[i]);
     if (labels[i].missing) unlabelled.push_back(fs::path(images[i]).filename().string());
-    if (sharing.size() == 1 || labels[i].boxes.empty())
+    const std::string beside = fs::path(images[i]).replace_extension(".txt").string();
+    if (beside != label_files[i] && is_file(beside) && !same_content(beside, label_files[i]) &&
+        !read_yolo_txt(beside, data.keypoints).boxes.empty())
+      source.coco.problems.push_back(
+          {"image with two label files, which is left out", concat(label_files[i], " and ", beside)});
+    else if (sharing.size() == 1 || labels[i].boxes.empty())
       add_image(source, images[i], label_files[i], labels[i]);
     else if (images[i] == sharing[0])
       add_shared_label(source, label_files[i], sharing);

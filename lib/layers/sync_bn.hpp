@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // SyncBN: batch norm with the statistics of the whole batch over all ranks. The share of one rank may be too
-// small for good statistics. Needs one all-reduce forward and one backward. Ranks may have different numbers
-// of images, also none.
+// small for good statistics. Needs one all-reduce forward (on a GPU one all-gather) and one backward. Ranks
+// may have different numbers of images, also none.
 #pragma once
 #include <torch/custom_class.h>
 #include <torch/library.h>

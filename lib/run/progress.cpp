@@ -19,12 +19,6 @@
 
 namespace yolox {
 
-std::string waiting_note(double waited, double seconds, bool& noted) {
-  if (seconds <= 30 || waited <= 0.5 * seconds || std::exchange(noted, true)) return "";
-  return concat("note: training waits for the data loader ", int(100 * waited / seconds),
-                " % of the time; use more --workers, --cache ram, or ./pack the data set");
-}
-
 std::string launch_note(int64_t idle, int64_t steps, double loader_share) {
   if (idle < 0.6 * double(steps) || loader_share > 0.2) return "";
   return concat("note: in ", idle, " of ", steps,
@@ -175,7 +169,6 @@ void Progress::print(int64_t i, double lr, const Plan& plan) {
   }
   total_waited += waited;
   total_seconds += seconds;
-  log.line(waiting_note(total_waited, total_seconds, noted_waiting));
   if (keep) m = of_epoch.take();  // the last line of an epoch shows the means over the epoch
 
   // Aligns to the right, with a blank before each column. With usual values and four loss terms, the line has
@@ -330,8 +323,7 @@ void log_plan(Log& log, const Config& config, const Splits& splits, YOLOX& model
   const ImageSize base = base_size(config);
   log.line(concat("model   ", config.model, " ", base.height, "x", base.width,
                   plan.sizes.max_decrease + plan.sizes.max_increase > 0 ? " multi-scale" : "", ", ",
-                  rounded(parameters / 1e6), "M parameters, on ", device.str(), ", ",
-                  precision_name(config.amp)));
+                  rounded(parameters / 1e6), "M parameters, on ", device.str(), ", --amp ", config.amp));
   std::vector<std::string> locations;
   for (int r = 0; r < plan.ranks && plan.ranks > 1; ++r)
     locations.push_back(concat(r, " on ", ranks.location(r)));

@@ -27,11 +27,6 @@ class Profile;
 // Returns config.json of a run: all settings, device, versions and git revision. ranks: number of ranks.
 std::string config_json(const Flags& flags, torch::Device device, int ranks);
 
-// Returns a note for the log if training has waited for the data loader for more than half of the time, and
-// for more than half a minute in total, otherwise "". waited: seconds of waiting in the last `seconds`
-// seconds. noted: of the run; is set, so that there is one note.
-std::string waiting_note(double waited, double seconds, bool& noted);
-
 // Returns a note for the log if a GPU mostly waits for the host, which launches its kernels, otherwise "".
 // idle: number of steps of `steps` in which it has waited. loader_share: share of the time in which training
 // has waited for the data loader.
@@ -93,7 +88,7 @@ class Progress {
   const int rank;
   const int64_t first;
   const bool dtr;
-  bool has_heading = false, noted_waiting = false;
+  bool has_heading = false;
   int64_t skipped = 0;  // steps in a row whose gradient was not finite
   double exceeded = 0;  // bytes; a step that needs more is worth a new warning
   std::optional<Metrics> metrics;

@@ -51,7 +51,8 @@ struct Training {
   std::optional<double> score = {};  // score_of() after the latest step; empty if it was not evaluated
   Best best = {};
 
-  // Counts a step with this learning rate, whose model has not been evaluated.
+  // Counts a step with this learning rate, whose model has not been evaluated. A replay of a CUDA graph sets
+  // no number of the host.
   void count_step(double lr) {
     optimizer.lr = lr;
     if (!ema.is_empty()) ++ema_updates;
