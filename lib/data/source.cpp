@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
-#include <ranges>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -67,7 +66,8 @@ static std::map<std::string, ImageBoxes> boxes_of_images(const Source& source) {
 void compare_splits(Sources& sources) {
   const Source &train = sources.train, &val = sources.val;
   const auto trained = boxes_of_images(train), evaluated = boxes_of_images(val);
-  sources.same = std::ranges::equal(std::views::keys(trained), std::views::keys(evaluated)) &&
+  const auto id_of = [](const auto& image) { return image.first; };
+  sources.same = std::ranges::equal(trained, evaluated, {}, id_of, id_of) &&
                  std::ranges::equal(train.coco.categories, val.coco.categories, {}, &CocoCategory::name,
                                     &CocoCategory::name) &&
                  std::ranges::equal(train.coco.annotations, val.coco.annotations, {}, identity, identity);
@@ -131,8 +131,8 @@ static std::unordered_set<int64_t> choose_groups(const Source& all, size_t wante
     group.first = std::min(group.first, hash);
     group.second.push_back(all.coco.images[i].id);
   }
-  const auto by_name = std::views::values(groups);
-  std::vector<Group> order(by_name.begin(), by_name.end());
+  std::vector<Group> order;
+  for (const auto& [_, group] : groups) order.push_back(group);
   std::ranges::stable_sort(order, {}, &Group::first);
   std::unordered_set<int64_t> chosen;
   for (const auto& [_, images] : order)

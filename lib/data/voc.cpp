@@ -147,7 +147,8 @@ static Source read_voc_split(Voc& voc, const std::string& split) {
   const bool any = voc.has_lists || split == "all";  // images may be in any folder
   const std::string folder = voc.image_splits.count(split) ? split : "";
   std::set<std::string> used;
-  for (const auto& [name, xml] : voc.splits.at(split)) {
+  for (const auto& entry : voc.splits.at(split)) {
+    const std::string &name = entry.first, &xml = entry.second;
     Labels& labels = voc.labels[xml];
     for (size_t i = 0; i < labels.boxes.size(); ++i)
       labels.boxes[i].category_id = voc.classes[labels.names[i]];
