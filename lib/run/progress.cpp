@@ -303,9 +303,11 @@ void log_plan(Log& log, const Config& config, const Splits& splits, YOLOX& model
               const Plan& plan, const Ranks& ranks, const std::vector<std::string>& notes) {
   const Dataset &data = splits.train, &val = splits.val;
   std::string flags;
-  for (const auto& [name, value] : config.values()) {
-    if (config.was_given(name)) flags += concat(" --", name, " ", shell_word(value));
-  }
+  for (const auto& [name, value] : config.values())
+    if (config.was_given(name))
+      flags += value == "true"    ? " --" + name
+               : value == "false" ? " --no-" + name
+                                  : concat(" --", name, " ", shell_word(value));
   if (!flags.empty()) log.line("flags  " + flags);
   log.line(concat("data    ", data.records.size(), " images for training (", data.name, "), ",
                   val.records.size(), " for evaluation (", splits.same ? "the same images" : val.name, "), ",
