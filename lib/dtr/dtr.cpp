@@ -315,7 +315,7 @@ void Dtr::rematerialise(Record& r) {
   {
     const c10::impl::ForceDispatchKeyGuard local(r.local);
     const c10::AutoGradMode grad_mode(r.grad_mode);
-    compute(r.operation, r.keys, Stack(stack), /*repeatable=*/true, stack);
+    compute(r.operation, r.keys, Stack(stack), /*repeatable=*/true, {}, stack);
   }
   std::vector<Tensor> returned;
   for (size_t i = stack.size() - r.operation.schema().returns().size(); i < stack.size(); ++i)
@@ -349,11 +349,16 @@ void Dtr::rematerialise(Record& r) {
 }
 
 void Dtr::compute(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, c10::ArrayRef<IValue> given,
-                  bool repeatable, Stack& stack) {
+                  bool repeatable, c10::ArrayRef<Tensor> statistics, Stack& stack) {
   const size_t below = stack.size() - given.size();
+  std::vector<Tensor> before;
   for (double wanted = 64e6;; wanted *= 2) {
     const auto [used, most] = settings.used();
     try {
+      while (before.size() < statistics.size()) {
+        const dtr_detail::NotRecorded unseen;
+        before.push_back(statistics[before.size()].clone());
+      }
       operation.redispatchBoxed(keys, &stack);
       const AllocatedBytes after = settings.used();
       // A new peak includes the temporary memory of the kernel.
@@ -369,6 +374,7 @@ void Dtr::compute(const c10::OperatorHandle& operation, c10::DispatchKeySet keys
       bool any = false;
       while (settings.used().now > used - wanted && evict_one()) any = true;
       if (!any) throw;
+      for (size_t i = 0; i < before.size(); ++i) statistics[i].copy_(before[i]);
     }
     limit = std::min(limit.load(), used);
     stack.resize(below);
@@ -422,13 +428,16 @@ void Dtr::call(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, t
   const bool collective =
       info.once && std::any_of(given.begin(), given.end(), [](const IValue& v) { return v.isObject(); });
   const bool repeatable = !info.changes && !collective;
+  std::vector<Tensor> statistics;
+  for (const Input& in : inputs)
+    if (repeatable && in.statistics) statistics.push_back(*in.tensor);
   double cost = 0;
   {
     Locks locks;
     for (const Input& in : inputs)
       if (Cell* cell = cell_of(in.storage)) use(*cell, locks);
     const double start = now();
-    compute(operation, keys, given, repeatable, *stack);
+    compute(operation, keys, given, repeatable, statistics, *stack);
     cost = now() - start;
   }
   const c10::ArrayRef<IValue> results(stack->data() + stack->size() - info.returns, info.returns);

@@ -247,9 +247,10 @@ class Dtr {
 
   // Calls the kernel with the arguments on top of the stack. given: the same arguments. If memory runs out,
   // evicts more than the budget requires and calls the kernel again, unless `repeatable` is false.
-  // repeatable: a call that fails changes nothing. Batch norms allocate before they update their statistics.
+  // repeatable: a failed call changes nothing but `statistics`, which get their old values back before the
+  // next call.
   void compute(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, c10::ArrayRef<IValue> given,
-               bool repeatable, Stack& stack);
+               bool repeatable, c10::ArrayRef<Tensor> statistics, Stack& stack);
   // Returns the properties of an operation; cached.
   const OpInfo& info_of(const c10::OperatorHandle& operation);
   // Returns the tensor arguments. Ends pinned cells that the operation is about to overwrite.
