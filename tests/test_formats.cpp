@@ -846,6 +846,8 @@ an explicit path decides | SET own.yaml(NAMES) COCO VOC --data=own.yaml | train 
 data.yaml of another program | SET own.yaml(NAMES) COCO data.yaml(seed: 3) | train DIR/labels.json
 deeper folders come last | DATA backup/Annotations/b.xml(cat) backup/JPEGImages/b.jpg | train DIR/data.yaml (train)
 another name | SET coco8.yaml(NAMES) args.yaml(epochs: 3) annotations.json([1, 2]) | train DIR/coco8.yaml (train)
+keys in quotes, beside files of other programs | SET coco8.yaml({"train": "images", "names": ["cat"]})
+ notes.data(we train) broken.yaml([) | train DIR/coco8.yaml (train)
 two | SET coco8.yaml(NAMES) coco9.yml(NAMES) | several YAML files
 nowhere | a.jpg --data=nowhere | DIR/nowhere does not exist
 no file | a.jpg --data=nowhere.yaml | does not exist

@@ -255,6 +255,7 @@ SplitReaders voc_splits(const fs::path& root) {
   voc->root = root;
   std::set<std::string> names;  // VocPlace::name of images
   const auto files = files_under(root, voc->notes);
+  if (std::ranges::none_of(files, [](const auto& file) { return has_extension(file, {".xml"}); })) return {};
   for (const fs::path file : files) {
     const VocPlace place = voc_place(file, root);
     if (!is_picture(file) || (place.of_labels && !is_file(fs::path(file).replace_extension(".xml"))))

@@ -386,10 +386,17 @@ static bool has_usual_name(const fs::path& yaml) { return yaml.stem() == "data" 
 // Returns the YAML files of a folder with the key `names`.
 static std::vector<std::string> yaml_files(const fs::path& folder) {
   std::vector<std::string> files;
-  for (const fs::path& path : listing(folder))
-    if (has_extension(path, {".yaml", ".yml"}) &&
-        ("\n" + read_text(path.string())).find("\nnames:") != std::string::npos)
-      files.push_back(path.string());
+  for (const fs::path& path : listing(folder)) {
+    std::string text;
+    if (!has_extension(path, {".yaml", ".yml"})) continue;
+    const std::string error = read_all(path.string(), text);
+    check(error.empty() || !has_usual_name(path), path.string(), ": cannot be read (", error,
+          "); check its permissions");
+    try {
+      const YAML::Node yaml = YAML::Load(text);
+      if (yaml.IsMap() && yaml["names"]) files.push_back(path.string());
+    } catch (const YAML::Exception&) {}  // of another program, or reading it says what is wrong
+  }
   return files;
 }
 
@@ -401,9 +408,13 @@ SplitReaders data_yaml_splits(const fs::path& folder) {
 
 SplitReaders yolo_splits(const fs::path& folder) {
   for (const fs::path& place : {folder, folder / "data"})
-    for (const fs::path& path : listing(place))
-      if (has_extension(path, {".data"}) && read_head(path, 1 << 16).find("train") != std::string::npos)
+    for (const fs::path& path : listing(place)) {
+      if (!has_extension(path, {".data"})) continue;
+      const std::string text = read_head(path, 1 << 16);
+      if (path.filename() == "obj.data" ||
+          (text.find("names") != std::string::npos && text.find("train") != std::string::npos))
         return yolo_file_splits(path.string());
+    }
   for (const fs::path& path : listing(folder))  // whose error says what is missing
     if (has_extension(path, {".yaml", ".yml"}) && has_usual_name(path))
       return yolo_file_splits(path.string());
