@@ -338,11 +338,12 @@ Dataset make_dataset(Source source, const ImageChecks& checks) {
   std::unordered_map<int64_t, size_t> record_of, class_of;
   std::unordered_map<std::string, std::string> by_letters;  // names of classes
   for (const auto& c : truth.categories) {
-    const auto [other, is_new] = by_letters.emplace(letters_of(c.name), c.name);
+    const std::string letters = letters_of(c.name);
+    const auto [other, is_new] = by_letters.emplace(letters, c.name);
     if (!is_new && other->second != c.name)
       data.notes.push_back(
           concat("note: ", data.name, ": the classes ", difference_of(c.name, other->second)));
-    if (const std::string word = letters_of(c.name); word == "dontcare" || word.starts_with("ignore"))
+    if (letters == "dontcare" || letters.starts_with("ignore"))
       data.notes.push_back(concat("note: ", data.name, ": the class ", c.name,
                                   " is learned like the others; ",
                                   "tools/merge_coco.py --ignore makes ignored regions of it"));

@@ -311,8 +311,9 @@ void report_failed_step(const std::string& run, Training& t, const Plan& plan, c
   const StepRow& row = failed.row;
   const std::string name = rank > 0 ? concat(run, "/nonfinite_rank", rank) : run + "/nonfinite";
   const ImageSize size = plan.sizes.size_at(row.step);
+  const std::vector<std::string> images = image_names(batch);
   auto names = empty_list();
-  for (const std::string& name : image_names(batch)) names.push_back(name);
+  for (const std::string& image : images) names.push_back(image);
   auto losses = empty_dict();
   if (!row.numbers.values.empty()) losses.insert("total", row.numbers.total);
   for (const auto& v : row.numbers.values) losses.insert(v.name, v.value);
@@ -339,7 +340,7 @@ void report_failed_step(const std::string& run, Training& t, const Plan& plan, c
   }
   const std::string terms = to_string(row.numbers);
   fail(failed.what(), " at step ", row.step, " (", terms, terms.empty() ? "lr " : ", lr ", row.lr,
-       "; images ", listed(image_names(batch), 64), "); ", saved,
+       "; images ", listed(images, 64), "); ", saved,
        "; continue from the last checkpoint with a lower lr: ./train --resume ", shell_word(run), " --lr ",
        plan.schedule.lr / 2);
 }
