@@ -95,12 +95,6 @@ inline std::vector<ScoredBox> to_image_pixels(const Tensor& rows, Scale scale) {
   return found;
 }
 
-// Returns a detection in the form of COCO: x, y, w, h in pixels of the image. truth: its categories.
-inline Detection to_coco(const ScoredBox& d, int64_t image_id, const CocoDataset& truth) {
-  const Box& b = d.box;
-  return {image_id, truth.categories[size_t(b.cls)].id, b.x1, b.y1, b.x2 - b.x1, b.y2 - b.y1, d.score};
-}
-
 // Result of evaluate().
 struct Evaluation {
   EvalResult result;
@@ -208,8 +202,9 @@ inline Evaluation evaluate(YOLOX& model, const Dataset& data, const EvalSettings
         e.unreadable.insert(id);
         continue;
       }
-      for (const ScoredBox& d : to_image_pixels(detections[i], batch.items[i].scale))
-        e.detections.push_back(to_coco(d, id, data.truth));
+      for (const auto& [b, score] : to_image_pixels(detections[i], batch.items[i].scale))
+        e.detections.push_back(
+            {id, data.truth.categories[b.cls].id, b.x1, b.y1, b.x2 - b.x1, b.y2 - b.y1, score});
     }
     if (progress) progress(at - from, to - from);
     e.complete = !stop_signal;

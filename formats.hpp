@@ -59,9 +59,13 @@ inline SplitReaders find_splits(const DataOptions& o) {
         "; give a folder (COCO, Pascal VOC or YOLO), a COCO JSON file, a data.yaml, or shapes");
   // A new format goes before yolo_folder_splits, which throws if a folder only lacks class names.
   using FindSplits = SplitReaders (*)(const fs::path& folder);
-  for (const FindSplits find :
-       {data_yaml_splits, coco_splits, voc_splits, yolo_splits, nested_voc_splits, yolo_folder_splits})
+  for (const FindSplits find : {data_yaml_splits, coco_splits, voc_splits, yolo_splits, yolo_folder_splits})
     if (splits = find(path); !splits.empty()) return splits;
+  if (const auto only = listing(path); only.size() == 1 && is_folder(only[0])) {
+    DataOptions below = o;  // archives often hold the data set in a folder
+    below.data = only[0].string();
+    return find_splits(below);
+  }
   std::vector<std::string> entries, notes, files = files_under(path, notes);
   std::erase_if(files, [](const std::string& file) { return has_extension(file, kImages); });
   for (size_t i = 0; i < std::min<size_t>(files.size(), 1000); ++i)

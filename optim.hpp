@@ -238,12 +238,7 @@ inline void load_state_dict(Optimizer& o, const GenericDict& dict, const std::st
   torch::NoGradGuard no_grad;
   check(dict.contains("state") && dict.at("state").isGenericDict(), path, ": the optimizer has no state");
   const auto state = dict.at("state").toGenericDict();
-  if (dict.contains("param_groups") && dict.at("param_groups").isList()) {
-    const auto groups = dict.at("param_groups").toListRef();
-    if (!groups.empty() && groups[0].isGenericDict() && groups[0].toGenericDict().contains("lr") &&
-        groups[0].toGenericDict().at("lr").isDouble())
-      o.lr = groups[0].toGenericDict().at("lr").toDouble();
-  }
+  o.lr = dict.at("param_groups").toListRef()[0].toGenericDict().at("lr").toDouble();
   int64_t n = 0;
   for (size_t g = 0; g < o.groups.size(); ++g) {
     for (size_t i = 0; i < o.groups[g].params.size(); ++i, ++n) {

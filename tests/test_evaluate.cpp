@@ -47,11 +47,8 @@ TEST_CASE("evaluate: detections have the coordinates of the original image; non-
                                      {-inf, 0.f, inf, 5.f, 1.f, 1.f, 0.f}});
   const auto found = to_image_pixels(rows, {0.5, 2});
   REQUIRE(found.size() == 1);
-  CocoDataset truth;
-  truth.categories = {{7, "a"}, {9, "b"}};
-  const Detection d = to_coco(found[0], 42, truth);
-  CHECK((d.image_id == 42 && d.category_id == 9));
-  CHECK(std::array{d.x, d.y, d.w, d.h, d.score} == std::array{20., 10., 40., 20., 0.25});
+  const auto& [b, score] = found[0];
+  CHECK(std::array{b.x1, b.y1, b.x2, b.y2, score, 1.0 * b.cls} == std::array{20., 10., 60., 30., 0.25, 1.});
 }
 
 TEST_CASE("evaluate: the model and the number of classes are detected from the weights") {

@@ -164,11 +164,13 @@ no split, named | one.json(1.jpg) two.json(1.jpg) 1.jpg --split=two | one split 
         {"b"}},
        {"no categories", {{"annotations/x.json", coco({"a"}, {}, {})}}, {"x.json lists no categories"}},
        {"no JSON", {{"annotations/x.json", ""}}, {"x.json: not valid JSON"}},
-       {"other keys",
+       {"other keys, and a box that CVAT has turned",
         {{"x.json", R"({"images":[{"id":1,"filename":"a.jpg"}],"categories":[{"id":1,"name":"a"}],)"
-                    R"("annotation":[{"id":1,"image_id":1,"category_id":1,"bbox":[1,2,3,4]}]})"},
+                    R"("annotation":[{"id":1,"image_id":1,"category_id":1,"bbox":[1,2,3,4]},{"image_id":1,)"
+                    R"("category_id":1,"bbox":[1,2,6,4],"attributes":{"rotation":90.0}}]})"},
          {"a.jpg", ""}},
-        {": DIR/a.jpg\nclasses a\nbox DIR/x.json: annotation 1 of image 1 class 1 [1 2 3 4]"}}});
+        {": DIR/a.jpg\nclasses a\nbox DIR/x.json: annotation 1 of image 1 class 1 [1 2 3 4]",
+         "annotation 2 of image 1 class 1 [2 1 4 6]"}}});
 }
 
 TEST_CASE("formats: COCO images that are listed twice are put together; two names of one file are an error") {
@@ -266,10 +268,9 @@ one list | OBJECTS L/val.txt(b) | train DIR (val): DIR/JPEGImages/b.jpg\n | one 
 lists of a class, an empty one | OBJECTS L/cat_train.txt(a -1) L/trains.txt(a) L/val.txt(;) | train DIR (all):
 no such list | OBJECTS L/train.txt(a) --split=test | no split "test"; it has train
 columns and line ends | OBJECTS L/train.txt(b  -1; ;a   1;) | : DIR/JPEGImages/a.jpg DIR/JPEGImages/b.jpg\n
-one level below | VOC2007/Annotations/a.xml(cat) VOC2007/JPEGImages/a.jpg | : DIR/VOC2007/JPEGImages/a.jpg\n
+below, in YOLO format | D/images/a.jpg D/labels/a.txt(#0) D/classes.txt(cat) | (all): DIR/VOCdevkit/images/a.jpg\n
 two levels below | D/VOC2007/Annotations/a.xml(cat) D/VOC2007/JPEGImages/a.jpg | : DIR/D/VOC2007/JPEGImages/a.jpg\n
-several | TWO | DIR/VOCdevkit/VOC2007, DIR/VOCdevkit/VOC2012 | give one
-one of several | TWO --data=VOCdevkit/VOC2012 | : DIR/VOCdevkit/VOC2012/JPEGImages/a.jpg
+several | TWO | DIR/VOCdevkit is no data set | found VOC2007, VOC2012
 Kaggle | annotations/a.xml(sign) images/a.png | : DIR/images/a.png
 Roboflow | ROBOFLOW | (train): DIR/train/a.rf.1.png\nclasses one, three, two | (val): DIR/valid/a.rf.1.png | class 2
 Roboflow, test | ROBOFLOW --split=test | (test): DIR/test/a.rf.1.png | class 1
@@ -310,15 +311,18 @@ masks | annotations/xmls/a.xml(a) annotations/xmls/b.xml(a) masks/b.png images/a
        {"two label files for one image",
         files("JPEGImages/a.jpg Annotations/a.xml(cat) xmls/a.xml(dog)"),
         {"DIR/Annotations/a.xml and DIR/xmls/a.xml are different label files of one image"}},
-       {"names with spaces",
-        {{"Annotations/a b.xml", voc(object("cat"))},
+       {"names with spaces, and a box that CVAT has turned",
+        {{"Annotations/a b.xml",
+          voc(object(
+              "cat", "1 2 7 6",
+              "<attributes><attribute><name>rotation</name><value>90.0</value></attribute></attributes>"))},
          {"JPEGImages/a b.jpg", ""},
          {"Annotations/a.xml", voc(object("cat"))},
          {"JPEGImages/a.jpg", ""},
          {"ImageSets/Main/train.txt",
           "\xEF\xBB\xBF"
           "a b\r\n\r\n"}},
-        {": DIR/JPEGImages/a b.jpg\n"}}});
+        {": DIR/JPEGImages/a b.jpg\n", "class 0 [2 1 4 6]"}}});
 }
 
 TEST_CASE("formats: unreadable Pascal VOC files and objects are skipped and reported with their line") {
@@ -611,7 +615,6 @@ no images | Y(train: images;val: v) set/images/a.jpg set/v/notes.txt | val: no i
 three splits | Y(train: a;val: b;test: c) IMAGES | TR set/a/1.jpg | (val): DIR/set/b/2.jpg
 test is named | Y(train: a;val: b;test: c) IMAGES --split=test | TR set/a/1.jpg | (test): DIR/set/c/3.jpg
 valid | Y(train: a;valid: b;test:) IMAGES --split=val | TR set/a/1.jpg | (val): DIR/set/b/2.jpg
-validation | Y(train: a;validation: b) IMAGES | TR set/a/1.jpg | (val): DIR/set/b/2.jpg
 train and test | Y(train: a;test: c;download: x) IMAGES | TR set/a/1.jpg | (test): DIR/set/c/3.jpg
 val alone | Y(val: b) IMAGES | train DIR/set/data.yaml (val): DIR/set/b/2.jpg | one split
 no test | Y(train: a;test:  # optional) IMAGES --split=test | no split "test"; it has train
@@ -638,6 +641,7 @@ TEST_CASE("formats: data.yaml: classes are a list, a map or a count; errors are 
       {train + "names:\n  - cat\n dog: 1", "data.yaml:4: not valid YAML"},
       {train + "names: &x [*y]", "data.yaml:2: not valid YAML"},
       {train + "names: [cat]\nval: a\nval: b", "data.yaml:4: a second val"},
+      {train + "names: [cat]\nval: a\nvalid: b", "data.yaml:4: valid and another key are the split val"},
       {"", "has no keys"},
       {"just text", "has no keys"},
       {"- a\n- b", "has no keys"},
@@ -701,6 +705,8 @@ images and labels with names | a/images/train/a.jpg a/images/val/b.jpg a/labels/
  | (val): DIR/a/images/val/b.jpg
 one folder of images | images/a.jpg labels/a.txt(#1) classes.txt(cat;dog) | (all): DIR/images/a.jpg\nclasses cat, dog
 folders of splits | images/train2017/a.jpg images/Test/b.jpg labels/train2017/a.TXT(#0) labels/Test/b.txt(#0) classes.txt(cat) | (train): DIR/images/train2017/a.jpg\nclasses cat\nbox DIR/labels/train2017/a.TXT:1 | (test): DIR/images/Test/b.jpg
+a part of a split | images/train/a.jpg images/train_part2/b.jpg labels/train/a.txt(#0) classes.txt(cat)
+ | folders of no split, which are not used: DIR/images/train_part2
 an empty line is a class | images/a.jpg labels/a.txt(#1) classes.txt(cat;;dog) | classes.txt:2: empty line
 without names | images/train/a.jpg images/val/b.jpg labels/train/a.txt(#1)
  | write DIR/data.yaml with the lines "train: images/train", "val: images/val", "names: [first, second]", or a
@@ -1061,10 +1067,8 @@ PGM | images/a.pgm(@64x48 0-255) images/b.pgm(@64x48 0-255) LABELS | REFUSED 0 t
 one value | images/a.png(@64x48 300-300) images/b.png(@64x48 300-300) LABELS | REFUSED 300 to 300
 train and val, and an image of 8 bits | train/a.png(@64x48 0-4095) val/b.png(@64x48 0-900) val/c.png(@64x48) classes.txt(cat)
  train/a.txt(#0) val/b.txt(#0) | REFUSED 0 to 4095 | if i.dtype == 'uint16']" DIR/train/*.png DIR/val/*.png
-a black image | images/a.png(@64x48 0-0) images/b.png(@64x48) LABELS | one split | !error
+black, and 8 bits | images/a.png(@64x48 0-0) images/b.png(@64x48) images/c.tif(@64x48) LABELS | one split | !error
 16 bits, the range of all | images/a.png(@64x48 0-60000) images/b.png(@64x48 0-100) LABELS | one split | !error
-8 bits | images/a.png(@64x48) images/b.png(@64x48) LABELS | one split | !error
-8 bits in a TIFF | images/a.tif(@64x48) images/b.tif(@64x48) LABELS | one split | !error
 )";
   const std::string refused = "the images of 16 bits have only the values ",
                     labels = "labels/a.txt(#0) data.yaml(train: images;names: [cat])";

@@ -212,6 +212,16 @@ std::set<std::string> read_json_lists(std::string text, const std::string& path,
 
 }  // namespace
 
+void turn(CocoAnnotation& a, double degrees) {
+  const double cosine = std::abs(std::cos(degrees * M_PI / 180)),
+               sine = std::abs(std::sin(degrees * M_PI / 180)), w = a.w * cosine + a.h * sine,
+               h = a.w * sine + a.h * cosine;
+  a.x += (a.w - w) / 2;
+  a.y += (a.h - h) / 2;
+  a.w = w;
+  a.h = h;
+}
+
 CocoDataset parse_coco(std::string text, const std::string& path) {
   CocoDataset data;
   const auto image = [&data](const JsonEntry& e) {
@@ -231,6 +241,8 @@ CocoDataset parse_coco(std::string text, const std::string& path) {
     data.annotations.push_back({e.id("id", static_cast<int64_t>(e.index) + 1), e.id("image_id"),
                                 e.id("category_id"), x, y, w, h, e.number("area", w * h),
                                 e.integer("iscrowd", 0) != 0});
+    if (const auto* more = e.find("attributes"); more && more->IsObject())
+      turn(data.annotations.back(), JsonEntry{e.file, e.list, e.index, *more}.number("rotation", 0));
   };
   const auto lists = read_json_lists(
       std::move(text), path, {{"images", image}, {"categories", category}, {"annotations", annotation}},

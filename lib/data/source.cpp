@@ -165,14 +165,15 @@ Source hold_out(Source& all, double fraction) {
     pictures.insert(picture_of(file));
     series.insert(video_of(file));
   }
-  const auto note = [&](const char* text) { val.notes.push_back(concat("note: ", val.name, ": ", text)); };
-  if (videos && series.size() < pictures.size())
-    note("images whose names differ only in their last number, as frames of a video, are on the same side");
-  else if (2 * series.size() < pictures.size())
-    note(
-        "the images are numbered; if they are frames of a few videos, AP is too high: put whole videos into "
-        "train and val instead");
-  if (pictures.size() < n) note("copies of a picture (NAME.rf.HASH) are on the same side");
+  if (pictures.size() < n || (videos && series.size() < pictures.size()))
+    val.notes.push_back(concat(
+        "note: ", val.name, ": copies of a picture (NAME.rf.HASH)",
+        videos ? ", and images whose names differ only in their last number, as frames of a video," : "",
+        " are on the same side"));
+  if (!videos && 2 * series.size() < pictures.size())
+    val.notes.push_back(concat("note: ", val.name,
+                               ": the images are numbered; put whole videos into train or val, ",
+                               "because AP is too high if both have frames of one"));
 
   for (Source* part : {&all, &val}) {
     const auto elsewhere = [&](int64_t image) { return (held.count(image) > 0) != (part == &val); };

@@ -230,9 +230,6 @@ Labels read_voc_xml(const std::string& path);
 // of folders. Returns an empty map for any other folder.
 SplitReaders voc_splits(const fs::path& root);
 
-// Finds the only such folder one or two levels below a folder. Throws if there are several.
-SplitReaders nested_voc_splits(const fs::path& root);
-
 // ---- YOLO: a data.yaml or obj.data, and a text file for each image
 
 // Returns the readers of the splits of a data.yaml, or of an obj.data of Darknet. Throws if the file does not

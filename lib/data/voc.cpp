@@ -68,6 +68,9 @@ Labels read_voc_xml(const std::string& path) {
     }
     const double w = v[2] - v[0], h = v[3] - v[1];
     labels.boxes.push_back({0, 0, 0, v[0], v[1], w, h, w * h, number(object, "difficult") == 1.0, line});
+    for (const pugi::xml_node& attribute : object.child("attributes").children("attribute"))
+      if (std::string_view(attribute.child_value("name")) == "rotation")
+        turn(labels.boxes.back(), number(attribute, "value").value_or(0));
     labels.names.push_back(name);
   }
   return labels;
@@ -289,19 +292,6 @@ SplitReaders voc_splits(const fs::path& root) {
   for (const auto& entry : voc->splits)
     splits[entry.first] = [voc, split = entry.first] { return read_voc_split(*voc, split); };
   return splits;
-}
-
-SplitReaders nested_voc_splits(const fs::path& root) {
-  std::map<std::string, SplitReaders> found;  // by folder
-  for (const fs::path& folder : listing(root, /*folders_only=*/true))
-    if (found[folder] = voc_splits(folder); found[folder].empty())
-      for (const fs::path& below : listing(folder, /*folders_only=*/true)) found[below] = voc_splits(below);
-  std::erase_if(found, [](const auto& entry) { return entry.second.empty(); });
-  std::vector<std::string> folders;
-  for (const auto& entry : found) folders.push_back(entry.first);
-  check(found.size() <= 1, "--data ", root.string(),
-        " has several Pascal VOC data sets; give one: ", listed(folders));
-  return found.empty() ? SplitReaders() : found.begin()->second;
 }
 
 }  // namespace yolox

@@ -17,6 +17,7 @@ struct YoloYaml {
   std::vector<std::string> names;                          // class names
   bool keypoints = false;                                  // true: keypoints follow the box in each line
   std::map<std::string, std::vector<std::string>> splits;  // split -> image folders and lists of images
+  std::vector<std::string> unused = {};                    // folders of images that are in no split
 };
 
 }  // namespace
@@ -103,7 +104,9 @@ static YoloYaml read_data_yaml(const std::string& file) {
       for (size_t i = 0; entry.IsSequence() && i < entry.size(); ++i) places.push_back(entry[i].Scalar());
       check(!places.empty() && !std::count(places.begin(), places.end(), ""), line(entry), split,
             " must be a folder of images, a .txt that lists images, or a list of these");
-      data.splits.insert({split_name(split), places});
+      const auto [first, is_new] = data.splits.insert({split_name(split), places});
+      check(is_new || first->second == places, line(entry), split, " and another key are the split ",
+            first->first, "; delete one of them");
     }
   } catch (const YAML::Exception& e) {
     fail(file, ":", e.mark.line + 1, ": not valid YAML (", e.msg, "); correct that line");
@@ -356,6 +359,8 @@ static Source read_yolo_split(const YoloYaml& data, const std::string& split) {
     else if (images[i] == sharing[0])
       add_shared_label(source, label_files[i], sharing);
   }
+  if (split != "all" && !data.unused.empty())
+    note("folders of no split, which are not used: ", listed(data.unused));
   check_first_class(source, int64_t(data.names.size()));
   check_label_folders(data, source);
   if (!unlabelled.empty())
@@ -446,14 +451,16 @@ SplitReaders yolo_folder_splits(const fs::path& folder) {
   }
   // Adds a folder of images if there are labels, or class names and images.
   const auto add = [&](const std::string& split, const fs::path& images, const fs::path& labels) {
-    const auto is_image = [](const fs::path& path) { return has_extension(path, kImages); };
     if (is_folder(labels) ? is_folder(images)
-                          : !data.names.empty() && std::ranges::any_of(listing(images), is_image))
+                          : !data.names.empty() && std::ranges::any_of(listing(images), is_picture))
       data.splits[split].push_back(images.lexically_relative(folder).string());
   };
   const fs::path images = folder / "images", labels = folder / "labels";
   for (const fs::path& place : listing(images, /*folders_only=*/true))
-    if (const std::string split = split_of(place.filename()); !split.empty()) add(split, place, labels);
+    if (const std::string split = split_of(place.filename()); !split.empty())
+      add(split, place, labels);
+    else
+      data.unused.push_back(place.string());
   for (const fs::path& place : listing(folder, /*folders_only=*/true))
     if (const std::string split = split_of(place.filename()); !split.empty())
       add(split, is_folder(place / "images") ? place / "images" : place, place / "labels");

@@ -257,17 +257,17 @@ DeepRange deep_range(std::string_view bytes, const std::string& path) {
   if (image.empty() || image.depth() == CV_8U) return {};
   check_image(image.depth() == CV_16U, path, " has pixels of the type ", cv::typeToString(image.type()),
               ", which cannot be read; convert it to 8 bits");
-  std::vector<int64_t> counts(1 << 16);
-  const int colours = std::min(3, image.channels());  // without alpha
-  for (int c = 0; c < colours; ++c) {
+  std::vector<uint16_t> values;
+  for (int c = 0; c < std::min(3, image.channels()); ++c) {  // without alpha
     cv::extractChannel(image, channel, c);
-    for (const uint16_t value : cv::Mat_<uint16_t>(channel)) ++counts[value];
+    values.insert(values.end(), channel.begin<uint16_t>(), channel.end<uint16_t>());
   }
-  const int64_t few = int64_t(image.total()) * colours / 1000;
-  DeepRange range{0, (1 << 16) - 1};
-  for (int64_t left = few - counts[range.low]; left >= 0; left -= counts[range.low]) ++range.low;
-  for (int64_t left = few - counts[range.high]; left >= 0; left -= counts[range.high]) --range.high;
-  return range;
+  const auto nth = [&](size_t n) {
+    std::nth_element(values.begin(), values.begin() + n, values.end());
+    return int(values[n]);
+  };
+  const size_t few = values.size() / 1000;
+  return {nth(few), nth(values.size() - 1 - few)};
 }
 
 cv::Size image_size(const std::string& path, DeepRange* deep) {

@@ -52,8 +52,7 @@ class StepGraphs {
   // After an out-of-memory error, frees all graphs, which keep the memory of a step. After the second one,
   // later steps run without graphs. May be called by step(). Returns false if there were none.
   bool free_memory();
-  // Frees all graphs, after the latest replay. Call it before the ranks close: NCCL waits for graphs that
-  // contain its collectives.
+  // Frees all graphs, after the latest replay and before the ranks close: NCCL waits for its graphs.
   void free_graphs();
   bool is_on() const { return on; }
 
