@@ -220,7 +220,7 @@ TEST_CASE("resuming: flags on the command line replace those of the run; what au
   TempDir dir;
   const RunSettings settings{
       settings_of("bs=auto accum=3 lr=recipe optimizer=recipe multiscale=true procs=2 gpus=0 conf=0.01"),
-      settings_of("bs=2 accum=2 lr=0.125 optimizer=adamw multiscale=false")};
+      settings_of("bs=2 accum=2 lr=0.125 optimizer=adamw multiscale=false procs=0")};  // a session under srun
   write_pth(dir / "last.pth", file_of_step(3, settings));
   const auto resumed = [&](const std::string& words, bool same_command) {
     Config c;
@@ -232,7 +232,7 @@ TEST_CASE("resuming: flags on the command line replace those of the run; what au
     return text;
   };
   CHECK(resumed("--conf 0.3", false) == "2 2 0.125 adamw 0 2; --conf 0.3 instead of the run's 0.01");
-  CHECK(resumed("--bs auto --accum 3 --lr recipe", true) == "2 2 0.125 adamw 0 2");
+  CHECK(resumed("--bs auto --accum 3 --lr recipe --procs 2", true) == "2 2 0.125 adamw 0 2");
   CHECK(resumed("--bs auto", false) == "0 2 0.125 adamw 0 2; --bs auto instead of the run's 2");
   CHECK(resumed("--accum 1 --lr 0.5", true) ==
         "2 1 0.5 adamw 0 2; --accum 1 instead of the run's 2; --lr 0.5 instead of the run's 0.125");

@@ -200,7 +200,8 @@ SavedRun resume_settings(Config& config, const std::string& run, bool same_comma
   const std::map<std::string, std::string> command(typed.begin(), typed.end());
   const RunSettings& before = saved.settings;
   std::map<std::string, std::string> of_run(before.chosen.begin(), before.chosen.end());
-  of_run.insert(before.flags.begin(), before.flags.end());  // does not replace what was chosen
+  for (const char* launches : {"gpus", "procs"}) of_run.erase(launches);  // 0 under torchrun and srun
+  of_run.insert(before.flags.begin(), before.flags.end());                // does not replace what was chosen
   for (const auto& [name, value] : before.flags) {
     if (const std::string gone = gone_flag(name, value); !gone.empty())
       saved.notes.push_back(concat("warning: the run has ", value, " for it, but ", gone));
@@ -331,8 +332,7 @@ void Saver::load(Training& t, SavedRun& saved) {
 }
 
 // Returns the folder of the run that --resume means: a folder, its last.pth, "newest" or "last" for
-// newest_run(), or "auto" for `out` (--out); "" if a new run begins. Throws UsageError if there is no such
-// run.
+// newest_run(), or "auto" for `out` (--out); "" if a new run begins. Throws UsageError if there is none.
 static std::string run_to_resume(const std::string& resume, const std::string& out) {
   if (resume == "auto") {
     combination_check(!out.empty(), "--resume auto needs --out DIR, the folder of the run");
