@@ -123,8 +123,9 @@ static void evaluate_model(const Config& config) {
   Dataset data = load_splits(options, /*with_train=*/false, size_t(loaded.model->num_classes)).val;
   const auto classes = class_names(loaded.info, loaded.model->num_classes);
   // Official weights may be evaluated on classes of other names, but not of the same names in another order.
-  const bool named = !loaded.info.classes.empty() || data.classes.size() != classes.size() ||
-                     std::is_permutation(data.classes.begin(), data.classes.end(), classes.begin());
+  bool named = !loaded.info.classes.empty() || data.classes.size() != classes.size();
+  for (size_t c = 0; !named && c < classes.size(); ++c)
+    named = data.classes[c] != classes[c] && std::ranges::count(classes, data.classes[c]) > 0;
   if (named && !classes.empty()) use_classes(data, classes);
   settings.conf = config.conf;
   settings.nms = config.nms;

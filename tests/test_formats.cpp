@@ -62,6 +62,7 @@ a stray copy decides nothing | annotations/instances_train.json(1.jpg,2.jpg,3.jp
  images/3.jpg train/1.jpg | images/1.jpg DIR/images/2.jpg DIR/images/3.jpg
 the folder with more of the images | x.json(1.jpg,2.jpg,3.jpg) cam1/1.jpg cam2/1.jpg cam2/2.jpg cam2/3.jpg
  | cam2/1.jpg DIR/cam2/2.jpg DIR/cam2/3.jpg
+lost in its own folder | x.json(D:\s\cam1\1.jpg,D:\s\cam1\2.jpg) cam1/1.jpg cam2/2.jpg | cam1/1.jpg | !cam2/2.jpg
 most of the images are enough | x.json(1.jpg,2.jpg,3.jpg) cam1/1.jpg cam1/2.jpg cam2/1.jpg cam2/2.jpg cam2/3.jpg
  | cam2/1.jpg DIR/cam2/2.jpg DIR/cam2/3.jpg
 two recordings, one deeper | x.json(1.jpg) one/1.jpg two/rgb/1.jpg
@@ -261,6 +262,7 @@ train, val, test, trainval | OBJECTS L/train.txt(a) L/val.txt(b) L/test.txt(c) L
  | train DIR (train): DIR/JPEGImages/a.jpg\nclasses cat, cow, dog | val DIR (val): DIR/JPEGImages/b.jpg\nclasses cat
 trainval is named | OBJECTS L/train.txt(a) L/trainval.txt(a;b) --split=trainval | (train): | val DIR (trainval):
 valid | OBJECTS L/train.txt(a) L/valid.txt(b) --split=valid | train DIR (train): | val DIR (val):
+training and validation | OBJECTS L/training.txt(a) L/validation.txt(b) | train DIR (train): DIR/JPEGImages/a.jpg | (val): DIR/JPEGImages/b.jpg
 test for val | OBJECTS L/train.txt(a) L/test.txt(b) | train DIR (train): | val DIR (test):
 test after trainval | OBJECTS L/trainval.txt(a) L/val.txt(a) L/test.txt(b) | train DIR (trainval): | val DIR (test):
 val after trainval | OBJECTS L/trainval.txt(a) L/val.txt(b) | train DIR (trainval): | val DIR (val):
@@ -311,18 +313,15 @@ masks | annotations/xmls/a.xml(a) annotations/xmls/b.xml(a) masks/b.png images/a
        {"two label files for one image",
         files("JPEGImages/a.jpg Annotations/a.xml(cat) xmls/a.xml(dog)"),
         {"DIR/Annotations/a.xml and DIR/xmls/a.xml are different label files of one image"}},
-       {"names with spaces, and a box that CVAT has turned",
-        {{"Annotations/a b.xml",
-          voc(object(
-              "cat", "1 2 7 6",
-              "<attributes><attribute><name>rotation</name><value>90.0</value></attribute></attributes>"))},
+       {"names with spaces",
+        {{"Annotations/a b.xml", voc(object("cat"))},
          {"JPEGImages/a b.jpg", ""},
          {"Annotations/a.xml", voc(object("cat"))},
          {"JPEGImages/a.jpg", ""},
          {"ImageSets/Main/train.txt",
           "\xEF\xBB\xBF"
           "a b\r\n\r\n"}},
-        {": DIR/JPEGImages/a b.jpg\n", "class 0 [2 1 4 6]"}}});
+        {": DIR/JPEGImages/a b.jpg\n"}}});
 }
 
 TEST_CASE("formats: unreadable Pascal VOC files and objects are skipped and reported with their line") {
@@ -499,28 +498,20 @@ TEST_CASE("formats: control characters in class names and problems are escaped")
   CHECK(contents(dir / "log.txt") == "a\\x1b[31m\n");
 }
 
-TEST_CASE("formats: YOLO labels with keypoints are recognised, also without kpt_shape; polygons are not") {
-  const std::string line = "0 0.5 0.5 0.5 0.5", points = " 0.3 0.4 0.4 0.4 0.5 0.4 0.6 0.4",
-                    whole = "a.txt:1 class 0 [0.25 0.25 0.5 0.5]", without = line + points + "\n";
-  const std::string table = R"(
-kpt_shape | data.yaml(train: images;names: [cat];kpt_shape: [2, 3]) a(BOX 0.1 0.1 2 0.2 0.2 2)
- | a.txt:1 WHOLE | !label cannot
-visibilities, also an object without keypoints, and a keypoint outside of the box |
- a(BOX 0.3 0.4 2 0.6 0.7 1 0 0 0;BOX) b(BOX 0.3 0.4 2 0.6 0.7 1 0 0 0) c(BOX 0.3 0.4 2 0.99 0.7 1 0 0 0)
- | a.txt:1 WHOLE | c.txt:1 WHOLE | 3 labels are read as class, box and keypoints
-two keypoints, of which one is outside of the box | a(BOX 0.3 0.4 2 0.6 0.7 1) b(BOX 0.3 0.4 2 0.6 0.7 1)
- c(BOX 0.3 0.4 2 0.99 0.7 2) | a.txt:1 WHOLE | c.txt:1 WHOLE
-a polygon that could be keypoints with visibilities | a(0 .3 .1 .3 .2 .2 .22 0 .2 .2 0)
- b(0 .1 .1 .9 .1 .9 .9 .1 .9 .1 .5) | a.txt:1 class 0 [0 0 0.3 0.22] | !keypoints
-)";
-  check_rows(labelled(replaced(replaced(table, "WHOLE", "class 0 [0.25 0.25 0.5 0.5]"), "BOX", line)));
-  Names last_outside(10, without);
-  last_outside.back() = line + " 0.3 0.4 0.3 0.4 0.3 0.4 0.99 0.4\n";
-  // Without visibilities, small polygons may look like that: only a note.
+TEST_CASE("formats: YOLO labels with keypoints need kpt_shape; polygons and corners of boxes do not") {
+  const std::string box = "0 0.5 0.5 0.5 0.5", whole = "a.txt:1 class 0 [0.25 0.25 0.5 0.5]";
+  const auto ten = [](const std::string& label) { return yolo(Names(10, label)); };
+  Files pose = ten(box + " 0.1 0.1 2 0.2 0.2 2"), null = pose;
+  pose[0].second += "kpt_shape: [2, 3]\n";
+  null[0].second += "kpt_shape:\n";
+  Names polygons(9, "0 .1 .1 .9 .1 .9 .9\n");
+  polygons.push_back("0 .1 .1 .9 .1 .9 .9 .1 .9 .1 .5\n");
   check_rows(
-      {{"no visibilities", yolo(Names(10, without)), {"!" + whole, "read as polygons", "kpt_shape: [NUMBER"}},
-       {"a point outside of the box", yolo(last_outside), {"!" + whole, "!keypoints"}},
-       {"corners of a box", yolo(Names(10, line + " 0.4 0.4 0.6 0.4\n")), {"!" + whole, "!keypoints"}}});
+      {{"kpt_shape", pose, {whole, "!cannot"}},
+       {"without a value", null, {"10 labels have 11 columns: are they boxes with keypoints"}},
+       {"a score and a track", ten(box + " 0.93 1"), {"error: ", "10 labels have 7 columns", "kpt_shape: ["}},
+       {"polygons", yolo(polygons), {"a.txt:1 class 0 [0.1 0.1 0.8 0.8]"}},
+       {"corners of a box", ten(box + " 0.4 0.4 0.6 0.4"), {"!" + whole, "!error"}}});
 }
 
 TEST_CASE("formats: YOLO images are listed recursively, with label files; those without are reported") {
@@ -592,7 +583,7 @@ absolute path | Y(path: DIR/other;train: images) other/images/a.jpg | TR other/i
 absolute folder | Y(train: DIR/other/images) other/images/a.jpg | TR other/images/a.jpg
 path without the folder | Y(path: sub;train: images) set/sub/b.jpg set/images/a.jpg | TR set/images/a.jpg
 Roboflow | Y(train: ../train/images) set/train/images/a.jpg | TR set/train/images/a.jpg
-as it is written | Y(train: ../train/images) set/train/images/a.jpg train/images/b.jpg | TR train/images/b.jpg
+two that Roboflow may mean | Y(train: ../train/images) set/train/images/a.jpg train/images/b.jpg | can be DIR/train/images and DIR/set/train/images
 in path | Y(path: sub;train: ../train/images) set/sub/train/images/a.jpg | TR set/sub/train/images/a.jpg
 two folders | Y(train: [images/b, images/a]) set/images/a/2.jpg set/images/b/1.jpg
  | TR set/images/a/2.jpg DIR/set/images/b/1.jpg
@@ -616,6 +607,7 @@ three splits | Y(train: a;val: b;test: c) IMAGES | TR set/a/1.jpg | (val): DIR/s
 test is named | Y(train: a;val: b;test: c) IMAGES --split=test | TR set/a/1.jpg | (test): DIR/set/c/3.jpg
 valid | Y(train: a;valid: b;test:) IMAGES --split=val | TR set/a/1.jpg | (val): DIR/set/b/2.jpg
 train and test | Y(train: a;test: c;download: x) IMAGES | TR set/a/1.jpg | (test): DIR/set/c/3.jpg
+dev | Y(train: a;Dev: b) IMAGES | TR set/a/1.jpg | (val): DIR/set/b/2.jpg
 val alone | Y(val: b) IMAGES | train DIR/set/data.yaml (val): DIR/set/b/2.jpg | one split
 no test | Y(train: a;test:  # optional) IMAGES --split=test | no split "test"; it has train
 )";
@@ -746,7 +738,9 @@ TEST_CASE("formats: boxes that are no pixels, and classes that begin with 1, are
         Unit{"24 of 24 boxes are within 0..100, although the images are larger: per cent", 1 / 1.6, 1 / 1.2},
         Unit{"24 of 24 boxes are within 0..1000, although the images are larger: thousandths", 6.25, 1 / 0.12,
              0, 0, "1600x1200"},
-        Unit{"are these corners (x1, y1, x2, y2)", 1, 1, 1},
+        Unit{"24 of 24 boxes are within 0..100, although the images are larger: per cent", 0.53, 0.7},
+        Unit{"24 of 24 boxes are corners (x1, y1, x2, y2)", 1, 1, 1},
+        Unit{"24 of 24 boxes are corners (x1, y1, x2, y2)", 0.5, 0.5, 1},
         Unit{"do the boxes begin with their centre?", 1, 1, 0, 0.5},
         Unit{"24 of 24 boxes reach beyond their images", 4, 4}}) {
     Files as_coco, as_voc;
@@ -777,7 +771,7 @@ top left | a(0 0.02 0.3 0.2 0.2;0 0.01 0.4 0.2 0.2;0 0.4 0.02 0.2 0.3) b(0 0.5 0
  | 5 of 6 boxes | do the labels begin with the top left corner?
 divided twice | a(0 0.005 0.005 0.002 0.002) | 1 of 1 boxes are fractions | divided by the image size twice?
 from 1 | a(#1) b(#2)
- | error: DIR/data.yaml (train): the labels have the classes 1 to 2, and none is 0, such as DIR/labels/b.txt:1 | subtract 1 from each class
+ | error: DIR/data.yaml (train): the classes of the labels are off by one: there is no class 2, as in DIR/labels/b.txt:1 | subtract 1 from each class
 from 0 | a(#0) b(#2) | annotation of an unknown class: DIR/labels/b.txt:1 | one split
 )";
   const std::string inside = "0 0.5 0.5 0.2 0.2;0 0.95 0.5 0.1 0.2",
@@ -794,12 +788,14 @@ another class, near | x.json(a.png;1 1 [10,20,30,40];1 2 [10,20,30,40];1 1 [11,2
 thin, near | x.json(a.png;1 1 [10,2,3,80];1 1 [10.5,2,3,80]) PICTURE | !duplicate
 crowds | x.json(a.png;1 1 [10,20,30,40] crowd;1 1 [50,20,30,40] crowd) PICTURE
  | error: DIR/x.json: all 2 boxes are crowds (iscrowd 1) or difficult objects
+classes from 0, categories from 1 | x.json(a.png;1 0 [10,20,30,40];1 1 [50,20,30,40]) PICTURE
+ | error: DIR/x.json: the classes of the labels are off by one: there is no class 0 | add 1 to each class
 none | x.json(a.png;1 1 [1,1,0,0]) PICTURE | no usable box | the first problem: box without area
 empty | x.json(a.png;) PICTURE | no usable box
 )";
   const std::string picture = "a.png(@160x120)";
   check_rows(rows(replaced(table, "PICTURE", picture)), loading);
-  const std::string difficult = object("a", "1 2 30 50", "<difficult>1</difficult>");
+  const std::string difficult = object("a", "1 2 30 50", "<difficult> True</difficult>");
   check_rows({{"VOC", {{"a.png", "@160x120"}, {"a.xml", voc(difficult)}}, {"all 1 boxes are crowds"}}},
              loading);
   TempDir dir;
@@ -981,7 +977,8 @@ TEST_CASE("formats: splits of the same images are one; images in both are counte
   fs::create_symlink("../../images/a.jpg", dir / "val/images/a.jpg");
   fs::create_hard_link(dir / "images/b.jpg", dir / "val/images/x.jpg");
   fs::copy_file(dir / "images/c.jpg", dir / "val/images/c.jpg");
-  CHECK_HAS(reading(dir), "3 of 3 images are training images, too");
+  put(dir, {{"images/d.jpg", "12"}, {"val/images/d.jpg", "34"}});
+  CHECK_HAS(reading(dir), "3 of 4 images are training images, too");
   TempDir one;  // a single split, which is evaluated
   put(one,
       files("images/a.png(@64x48) images/b.png(@64x48) labels/a.txt(#0) labels/b.txt(#0) classes.txt(cat)"));
@@ -1064,6 +1061,7 @@ TEST_CASE("formats: images whose 16 bits have few values are refused with a comm
  | REFUSED 7000 to 8020 | - 7000) * (255 / 1020)
 TIFF | images/a.tiff(@64x48 22000-24040) images/b.tiff(@64x48 22000-22001) LABELS | REFUSED 22000 to 24040
 PGM | images/a.pgm(@64x48 0-255) images/b.pgm(@64x48 0-255) LABELS | REFUSED 0 to 255
+most of them | images/a.png(@64x48 0-4095) images/b.png(@64x48 0-4095) images/c.png(@64x48 0-60000) LABELS | REFUSED 0 to 4095
 one value | images/a.png(@64x48 300-300) images/b.png(@64x48 300-300) LABELS | REFUSED 300 to 300
 train and val, and an image of 8 bits | train/a.png(@64x48 0-4095) val/b.png(@64x48 0-900) val/c.png(@64x48) classes.txt(cat)
  train/a.txt(#0) val/b.txt(#0) | REFUSED 0 to 4095 | if i.dtype == 'uint16']" DIR/train/*.png DIR/val/*.png

@@ -241,8 +241,11 @@ CocoDataset parse_coco(std::string text, const std::string& path) {
     data.annotations.push_back({e.id("id", static_cast<int64_t>(e.index) + 1), e.id("image_id"),
                                 e.id("category_id"), x, y, w, h, e.number("area", w * h),
                                 e.integer("iscrowd", 0) != 0});
-    if (const auto* more = e.find("attributes"); more && more->IsObject())
-      turn(data.annotations.back(), JsonEntry{e.file, e.list, e.index, *more}.number("rotation", 0));
+    if (const auto* more = e.find("attributes"); more && more->IsObject()) {
+      const JsonEntry attributes{e.file, e.list, e.index, *more};
+      const auto* degrees = attributes.find("rotation");  // of CVAT; an attribute of users is a text
+      if (degrees && !is_text(*degrees)) turn(data.annotations.back(), attributes.number("rotation"));
+    }
   };
   const auto lists = read_json_lists(
       std::move(text), path, {{"images", image}, {"categories", category}, {"annotations", annotation}},

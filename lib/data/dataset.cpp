@@ -164,12 +164,29 @@ static bool repeats(const CocoAnnotation& a, const AddedBoxes& earlier) {
   return false;
 }
 
+// Throws if the labels number the classes from 1 and the categories from 0, or the other way round.
+static void check_class_ids(const Source& source, const std::unordered_map<int64_t, size_t>& class_of) {
+  const auto& boxes = source.coco.annotations;
+  const auto fits = [&](int64_t shift) {
+    return std::ranges::all_of(boxes,
+                               [&](const auto& a) { return class_of.count(a.category_id + shift) > 0; });
+  };
+  const auto unknown =
+      std::ranges::find_if(boxes, [&](const auto& a) { return !class_of.count(a.category_id); });
+  if (unknown == boxes.end() || (!fits(1) && !fits(-1))) return;
+  fail(source.name, ": the classes of the labels are off by one: there is no class ", unknown->category_id,
+       ", as in ", source.where(unknown - boxes.begin()), ", but each one ", fits(1) ? "above" : "below",
+       "; YOLO numbers the names from 0, COCO by the ids of the categories: ",
+       fits(1) ? "add 1 to" : "subtract 1 from", " each class of the labels");
+}
+
 // Adds the usable boxes of source.coco to their records, and the others to the problems. Makes pixels of
 // fractions. Throws if the boxes are in another unit, see check_units(). record_of: index of the record by
 // image id. class_of: class by category id.
 static void add_boxes(Dataset& data, Source& source, const std::unordered_map<int64_t, size_t>& record_of,
                       const std::unordered_map<int64_t, size_t>& class_of) {
   CocoDataset& truth = source.coco;
+  check_class_ids(source, class_of);
   std::map<std::pair<Record*, size_t>, AddedBoxes> added;  // by image and class
   std::vector<PlacedBox> placed;
   for (size_t i = 0; i < truth.annotations.size(); ++i) {
@@ -222,15 +239,17 @@ void check_deep_range(const std::vector<const Dataset*>& splits) {
   std::vector<DeepRange> ranges;
   std::set<std::string> patterns;  // of these files, for the shell
   std::string example, all;
+  size_t images = 0;
   for (const Dataset* data : splits)
     for (const auto& [file, range] : data->deep) {
-      if (range.high == 0) continue;  // black
+      images += range.high > 0;  // not black
+      if (!range.is_narrow()) continue;
       ranges.push_back(range);
       patterns.insert(concat(" ", shell_word(fs::path(file).parent_path().string()), "/*",
                              fs::path(file).extension().string()));
       example = file;
     }
-  if (ranges.empty()) return;
+  if (2 * ranges.size() <= images) return;
   std::ranges::sort(ranges, {}, &DeepRange::low);
   const int low = ranges[ranges.size() / 20].low;
   std::ranges::sort(ranges, std::greater(), &DeepRange::high);

@@ -146,7 +146,7 @@ void normalize_names(CocoDataset& coco, const std::string& file);
 // category ids of `truth` become class ids. Throws if no name is the same.
 void use_classes(Dataset& data, const std::vector<std::string>& classes);
 
-// Throws if the range of the images of 16 bits of all splits, but for one in twenty, is narrow.
+// Throws if most images of 16 bits have a narrow range, and all of these, but for one in twenty, the same.
 void check_deep_range(const std::vector<const Dataset*>& splits);
 
 // Returns the numbers of images and boxes, and a hash of classes, sizes and boxes: "205 images, 4888 boxes

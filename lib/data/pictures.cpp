@@ -198,31 +198,10 @@ std::vector<LabelledBox> labelled_boxes(const std::vector<ScoredBox>& found,
 }
 
 Image draw_label_statistics(const Dataset& data) {
-  const auto counts = class_counts(data);
-  const int bars = int(std::min<size_t>(counts.size(), 40)), side = 400, edge = 50;
-  Image sheet({3 * side, side + 2 * edge}, 255);
-  // y: of the middle of the line
-  const auto text = [&](const std::string& t, int x, int y, int em = 14) {
-    draw_text(sheet, t, {x, y - line_height(em) / 2}, em, cv::Scalar::all(40));
-  };
-
-  const auto order = classes_by_count(counts);
-  text(concat("boxes per class",
-              order.size() > size_t(bars) ? concat(" (", bars, " of ", order.size(), ")") : ""),
-       10, 25);
-  const double highest = std::max<double>(1, counts[order[0]]), step = std::min(40.0, double(side) / bars);
-  for (int k = 0; k < bars; ++k) {
-    const int y = int(edge + k * step), thick = std::max(1, int(step * 0.8)), c = int(order[k]);
-    const int length = int(std::lround((side - 190) * counts[c] / highest));
-    cv::rectangle(sheet, {130, y, std::max(1, length), thick}, class_colour(c), cv::FILLED);
-    const int em = std::max(9, int(std::min(14.0, 0.9 * step)));
-    cv::Mat name = sheet(cv::Rect(5, y, 122, std::max(thick, line_height(em))));  // cuts a long name
-    draw_text(name, data.classes[c], {0, (thick - line_height(em)) / 2}, em, cv::Scalar::all(40));
-    text(std::to_string(counts[c]), 135 + length, y + thick / 2, em);
-  }
-
+  constexpr int kSide = 360, kEdge = 40;
+  Image sheet({2 * kSide + 3 * kEdge, kSide + 2 * kEdge}, 255);
   // Draws a 2-D histogram with a logarithmic grey scale; dark means many boxes.
-  const auto density = [&](int left, const std::string& title, auto point) {
+  const auto draw = [&](int left, const std::string& title, auto point) {
     constexpr int kCells = 80;
     cv::Mat cells = cv::Mat::zeros(kCells, kCells, CV_32F);
     for (const Record& r : data.records) {
@@ -238,17 +217,17 @@ Image draw_label_statistics(const Dataset& data) {
     cv::minMaxLoc(cells, nullptr, &top);
     cv::Mat shade, large;
     cells.convertTo(shade, CV_8U, top > 0 ? -225 / top : 0, 255);
-    cv::resize(shade, large, {side - 40, side - 40}, 0, 0, cv::INTER_NEAREST);
+    cv::resize(shade, large, {kSide, kSide}, 0, 0, cv::INTER_NEAREST);
     cv::cvtColor(large, large, cv::COLOR_GRAY2BGR);
-    const cv::Rect place(left, edge, side - 40, side - 40);
+    const cv::Rect place(left, kEdge, kSide, kSide);
     large.copyTo(sheet(place));
     cv::rectangle(sheet, place, cv::Scalar::all(120));
-    text(title, left, 25);
+    draw_text(sheet, title, {left, 14}, 14, cv::Scalar::all(40));
   };
-  density(side + 20, "box centres, relative to the image", [](const Record& r, const Box& b) {
+  draw(kEdge, "box centres, relative to the image", [](const Record& r, const Box& b) {
     return cv::Point2d((b.x1 + b.x2) / 2 / r.width, (b.y1 + b.y2) / 2 / r.height);
   });
-  density(2 * side + 20, "box width (x axis) and height (y axis)", [](const Record& r, const Box& b) {
+  draw(kSide + 2 * kEdge, "box width (x axis) and height (y axis)", [](const Record& r, const Box& b) {
     return cv::Point2d((b.x2 - b.x1) / r.width, (b.y2 - b.y1) / r.height);
   });
   return sheet;

@@ -44,8 +44,7 @@ std::vector<LabelledBox> labelled_boxes(const std::vector<Box>& boxes,
 std::vector<LabelledBox> labelled_boxes(const std::vector<ScoredBox>& found,
                                         const std::vector<std::string>& classes, double min_score = 0);
 
-// Draws the number of boxes per class, the density of box centres, and the density of box sizes. Centres and
-// sizes are relative to the image size.
+// Draws the density of box centres and of box sizes, relative to the image size.
 Image draw_label_statistics(const Dataset& data);
 
 // Writes an image file. Returns false if the file cannot be written. Does not throw, because a missing

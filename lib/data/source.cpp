@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <opencv2/core.hpp>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -94,10 +95,10 @@ void compare_splits(Sources& sources) {
   check(2 * differ.size() <= shared || 10 * differ.size() < val.files.size(), val.name, ": ", differ.size(),
         " of ", val.files.size(), " images are images of ", train.name, " with other boxes, such as ",
         listed(differ, 1), "; is a folder of images missing, or has it another name?");
-  bool same = true;
-  for (size_t i = 0; i < copies.size(); i += 1 + copies.size() / 100)
-    same = same && same_content(copies[i].first, copies[i].second);
-  shared += same ? copies.size() : 0;
+  size_t compared = 0, same = 0;
+  for (size_t i = 0; i < copies.size(); i += 1 + copies.size() / 100, ++compared)
+    same += same_content(copies[i].first, copies[i].second);
+  if (compared > 0) shared += copies.size() * same / compared;
   if (shared > 0)
     sources.val.notes.push_back(
         concat("warning: ", val.name, ": ", shared, " of ", val.files.size(),
@@ -231,6 +232,21 @@ void check_units(const std::string& name, const std::vector<PlacedBox>& boxes, b
   });
   refuse_if(2 * tiny.size() >= all.size(), tiny, "are fractions of the image size instead of pixels",
             relative ? "were they divided by the image size twice?" : multiply);
+  // Corners: x2 is above x1 in each box and grows with it, while a width does not grow with a position.
+  const auto grows = [&](bool across) {
+    cv::Vec<double, 5> sums;
+    for (const size_t i : sized) {
+      const PlacedBox& b = boxes[i];
+      const double size = across ? b.width : b.height, e = (across ? b.w : b.h) / size,
+                   p = (across ? b.x : b.y) / size + (relative ? e / 2 : 0);
+      if (e <= p) return false;
+      sums += cv::Vec<double, 5>(p, e, p * e, p * p, e * e);
+    }
+    const auto [p, e, pe, pp, ee] = (sums / double(sized.size())).val;
+    return pe - p * e > 0.5 * std::sqrt((pp - p * p) * (ee - e * e));
+  };
+  refuse_if(sized.size() >= 10 && grows(true) && grows(false), sized, "are corners (x1, y1, x2, y2)",
+            relative ? "YOLO labels are centre, width and height" : "subtract x1 from x2, and y1 from y2");
   double right = 0, bottom = 0, centres = 0;
   for (const size_t i : all) {
     const PlacedBox& b = boxes[i];
@@ -243,7 +259,7 @@ void check_units(const std::string& name, const std::vector<PlacedBox>& boxes, b
     for (const size_t i : sized)
       odds += std::log(std::max(1.0, boxes[i].width / top) * std::max(1.0, boxes[i].height / top));
     const bool within =
-        !relative && std::min(right, bottom) > 0.9 * top && std::max(right, bottom) <= 1.005 * top;
+        !relative && std::min(right, bottom) > 0.7 * top && std::max(right, bottom) <= 1.005 * top;
     // A million to one; in pixels, the sum of the centres is about 1 for each box.
     refuse_if(within && odds > 13.8 && centres < 0.8 * double(sized.size()), all,
               concat("are within 0..", top, ", although the images are larger: ", unit, " instead of pixels"),
@@ -313,6 +329,7 @@ std::string split_of(const fs::path& path) {
     std::erase_if(letters, [](char c) { return !std::isalpha(static_cast<unsigned char>(c)); });
     for (const auto& [word, split] : kSplitWords)
       if (letters == word) found = split;
+    if (letters == "dev" || letters == "eval" || letters == "validate") found = "val";
   }
   return found;
 }
@@ -338,6 +355,8 @@ std::string lower(std::string text) {
   return text;
 }
 
+static const std::set<std::string> kSystemFolders = {"lost+found", "__MACOSX", "@eaDir", "#recycle"};
+
 std::vector<std::string> files_under(const fs::path& folder, std::vector<std::string>& notes) {
   std::vector<std::string> files, skipped;
   std::set<fs::path> entered;
@@ -350,7 +369,7 @@ std::vector<std::string> files_under(const fs::path& folder, std::vector<std::st
       if (name[0] == '.') continue;
       if (!it->is_directory(ignored))
         files.push_back(it->path().string());
-      else if (name == "lost+found" || name == "__MACOSX" || name.find_first_of("@#$") == 0)
+      else if (kSystemFolders.count(name))
         skipped.push_back(it->path().string());
       else
         enter(it->path());
@@ -431,10 +450,17 @@ std::vector<std::string> find_images(Source& source, const std::string& list,
       whole = whole || end == image.name.size();
     }
   }
+  // A file that shares only its name is that of another image if other images of its folder were found.
+  const auto name_alone = [](const Image& i) { return i.end == i.name.size() - i.name.rfind('/'); };
+  const auto folder_of = [](const Image& i) { return i.name.substr(0, i.name.rfind('/')); };
+  std::set<std::string> found_folders;
+  for (const Image& image : images)
+    if (!image.folders.empty() && !name_alone(image)) found_folders.insert(folder_of(image));
   std::map<std::string, std::vector<Image*>> by_folder;
   for (Image& image : images)
     for (const std::string& folder : image.folders)
-      if (!whole || image.end == image.name.size())  // otherwise it is a file of another image
+      if (whole ? image.end == image.name.size()
+                : !name_alone(image) || !found_folders.count(folder_of(image)))
         by_folder[folder].push_back(&image);
   const auto place_of = [&](const std::string& folder) {
     return fs::path(folder.substr(!folder.empty())).lexically_relative(root);
@@ -460,7 +486,7 @@ std::vector<std::string> find_images(Source& source, const std::string& list,
     std::ranges::copy_if(found, std::back_inserter(known), [](auto* image) { return !image->file.empty(); });
     // The folder has other images of the same names, or copies, unless it has only a few of them.
     const bool others = !known.empty() && 2 * known.size() >= found.size();
-    const bool as_good = others && rank < 9 && 10 * found.size() >= 9 * most;
+    const bool as_good = others && rank < 9 && 4 * found.size() >= 3 * most;
     for (size_t k = 0; as_good && k < known.size(); k += 1 + known.size() / 100)
       check(known[k]->rank != rank || same_content(known[k]->file, path_of(known[k])), list,
             ": two folders have images of its names, such as ", known[k]->file, " and ", path_of(known[k]),

@@ -190,9 +190,7 @@ struct Labels {
   int width = 0, height = 0;  // pixels; 0 if unknown
   std::vector<CocoAnnotation> boxes;  // VOC: category_id is not set yet, see `names`
   std::vector<std::string> names;     // VOC: class name of each box
-  // YOLO: the number of lines with more columns than a box has, and of those that look like a box with
-  // keypoints, with and without a visibility.
-  int64_t long_lines = 0, with_visibility = 0, without_visibility = 0;
+  std::vector<size_t> long_lines;     // YOLO: the number of columns of each line with more than a box has
   ProblemList problems;
 };
 

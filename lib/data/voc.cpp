@@ -67,10 +67,9 @@ Labels read_voc_xml(const std::string& path) {
       continue;
     }
     const double w = v[2] - v[0], h = v[3] - v[1];
-    labels.boxes.push_back({0, 0, 0, v[0], v[1], w, h, w * h, number(object, "difficult") == 1.0, line});
-    for (const pugi::xml_node& attribute : object.child("attributes").children("attribute"))
-      if (std::string_view(attribute.child_value("name")) == "rotation")
-        turn(labels.boxes.back(), number(attribute, "value").value_or(0));
+    const std::string_view difficult = trimmed(object.child_value("difficult"));  // 1, True or yes
+    const bool is_difficult = !difficult.empty() && std::string("1tTyY").find(difficult[0]) < 5;
+    labels.boxes.push_back({0, 0, 0, v[0], v[1], w, h, w * h, is_difficult, line});
     labels.names.push_back(name);
   }
   return labels;
@@ -215,7 +214,7 @@ static void read_voc_lists(Voc& voc, const fs::path& folder, bool needed) {
     if (split == "default" && !is_file(folder / "train.txt")) split = "train";  // of CVAT: without a subset
     Part part;
     size_t known = 0;
-    if (!has_extension(list, {".txt"}) || !std::ranges::count(kSplits, split)) continue;
+    if (!has_extension(list, {".txt"}) || split_of(split).empty()) continue;
     if (is_file(list))
       for_each_line(read_text(list.string()), [&](const std::string_view& line, int) {
         std::string name = name_of(std::string(line));  // or "NAME 1", "IMAGE XML"; NAME may have spaces
@@ -224,7 +223,7 @@ static void read_voc_lists(Voc& voc, const fs::path& folder, bool needed) {
         part[name] = voc.all.count(name) ? voc.all.at(name) : (xmls / (name + ".xml")).string();
       });
     if (part.empty() && needed && split != "test") empty = list.string();
-    if (!part.empty() && (needed || 2 * known >= part.size())) voc.splits.insert({split_name(split), part});
+    if (!part.empty() && (needed || 2 * known >= part.size())) voc.splits.insert({split_of(split), part});
   }
   check(voc.splits.empty() || empty.empty(), empty,
         " names no images; correct it, or delete it if there is no such split");

@@ -48,7 +48,7 @@ static YAML::Node yaml_of_obj_data(const std::string& text) {
   for_each_line(text, [&](std::string_view line, int) {
     const size_t equals = std::min(line.find('='), line.size() - 1);
     const std::string key(trimmed(line.substr(0, equals))), value(trimmed(line.substr(equals + 1)));
-    if (line[0] != '#' && !value.empty()) yaml[lower(key)] = value;
+    if (line[0] != '#' && !value.empty() && key != "eval") yaml[lower(key)] = value;
   });
   return yaml;
 }
@@ -91,20 +91,21 @@ static YoloYaml read_data_yaml(const std::string& file) {
       for (int i = 0; !named && i < count; ++i) data.names.push_back(std::to_string(i));
     }
     check(!data.names.empty(), line(names), "names is empty; list the classes");
-    data.keypoints = yaml["kpt_shape"].IsDefined();
+    data.keypoints = yaml["kpt_shape"].IsDefined() && !yaml["kpt_shape"].IsNull();
     if (path && path.IsScalar()) data.root = data.folder / path.Scalar();
     if (data.root.empty() || !is_folder(data.root)) data.root = data.folder;
-    for (const std::string& split : kSplits) {
-      const YAML::Node entry = yaml[split];
+    for (const auto& item : yaml) {
+      const YAML::Node entry = item.second;
+      const std::string split = item.first.Scalar();
       std::vector<std::string> places;
-      const bool empty = entry && (entry.IsNull() || (entry.IsScalar() && entry.Scalar().empty()));
-      check(!empty || split == "test", file, ": ", split, " is empty; give its images, or delete the line");
-      if (!entry || empty) continue;
+      const bool empty = entry.IsNull() || (entry.IsScalar() && entry.Scalar().empty());
+      if (split_of(split).empty() || (empty && split == "test")) continue;
+      check(!empty, file, ": ", split, " is empty; give its images, or delete the line");
       if (entry.IsScalar()) places = {entry.Scalar()};
       for (size_t i = 0; entry.IsSequence() && i < entry.size(); ++i) places.push_back(entry[i].Scalar());
       check(!places.empty() && !std::count(places.begin(), places.end(), ""), line(entry), split,
             " must be a folder of images, a .txt that lists images, or a list of these");
-      const auto [first, is_new] = data.splits.insert({split_name(split), places});
+      const auto [first, is_new] = data.splits.insert({split_of(split), places});
       check(is_new || first->second == places, line(entry), split, " and another key are the split ",
             first->first, "; delete one of them");
     }
@@ -123,6 +124,8 @@ static fs::path place_of(const YoloYaml& data, const std::string& entry) {
   std::vector<fs::path> places;
   for (const fs::path& base : {data.root, data.folder})
     for (const std::string& path : {entry, inside}) places.push_back(base / path);
+  check(entry == inside || !is_folder(places[0]) || !is_folder(places[1]), data.file, ": ", entry, " can be ",
+        places[0].lexically_normal().string(), " and ", places[1].string(), "; give the absolute path");
   for (size_t at; (at = inside.find('/')) != std::string::npos;) {
     inside.erase(0, at + 1);
     places.push_back(data.root / inside);
@@ -196,21 +199,6 @@ static std::string label_file_of(const std::string& image) {
   return yolo_label_file(image);
 }
 
-// Returns true if a line can be a class, a box and keypoints of x, y and, if `values` is 3, a visibility of
-// 0, 1 or 2: then all keypoints are within the box. Nine columns are the corners of a box.
-static bool has_keypoints(const std::vector<double>& v, int values) {
-  if (v.size() <= 5 || (v.size() - 5) % values != 0 || v.size() == 9) return false;
-  constexpr double kTolerance = 0.02;
-  const double w = v[3] / 2 + kTolerance, h = v[4] / 2 + kTolerance;
-  bool fits = v[1] - w > -0.05 && v[2] - h > -0.05 && v[1] + w < 1.05 && v[2] + h < 1.05;
-  for (size_t i = 5; i < v.size(); i += values) {
-    const bool absent = v[i] == 0 && v[i + 1] == 0;
-    fits = fits && (absent || (std::abs(v[i] - v[1]) <= w && std::abs(v[i + 1] - v[2]) <= h));
-    fits = fits && (values == 2 || v[i + 2] == 0 || v[i + 2] == 1 || v[i + 2] == 2);
-  }
-  return fits;
-}
-
 Labels read_yolo_txt(const std::string& path, bool keypoints) {
   Labels labels;
   std::string text;
@@ -233,10 +221,7 @@ Labels read_yolo_txt(const std::string& path, bool keypoints) {
       numbers = numbers && value && std::abs(*value) < 1e6;  // a class id or a fraction of the image size
       v.push_back(value.value_or(0));
     }
-    labels.long_lines += numbers && v.size() > 5;
-    const bool pose = numbers && has_keypoints(v, 3);
-    labels.with_visibility += pose;
-    labels.without_visibility += numbers && !pose && has_keypoints(v, 2);
+    if (numbers && v.size() > 5) labels.long_lines.push_back(v.size());
     if (keypoints && v.size() > 5) v.resize(5);
     const bool box = v.size() == 5, outline = v.size() >= 7 && v.size() % 2 == 1;
     const bool whole = v[0] == std::floor(v[0]) && std::abs(v[0]) < 1e15;
@@ -269,16 +254,6 @@ Labels read_yolo_txt(const std::string& path, bool keypoints) {
   return labels;
 }
 
-// Throws if the classes are numbered from 1.
-static void check_first_class(const Source& source, int64_t classes) {
-  const auto& boxes = source.coco.annotations;
-  const auto [lowest, highest] = std::ranges::minmax_element(boxes, {}, &CocoAnnotation::category_id);
-  if (boxes.empty() || lowest->category_id < 1 || highest->category_id != classes) return;
-  fail(source.name, ": the labels have the classes 1 to ", classes, ", and none is 0, such as ",
-       source.where(highest - boxes.begin()), "; YOLO numbers the ", classes,
-       " names from 0: subtract 1 from each class");
-}
-
 // Lists label files without image. Throws if a tool has left the classes beside the labels in another order.
 static void check_label_folders(const YoloYaml& data, Source& source) {
   std::set<fs::path> folders, places{data.folder};
@@ -291,7 +266,13 @@ static void check_label_folders(const YoloYaml& data, Source& source) {
       std::vector<std::string> names;
       if (is_file(list)) read_all(list, text);
       for_each_line(text, [&](std::string_view name, int) { names.emplace_back(name); });
-      check(names == data.names || !std::ranges::is_permutation(names, data.names), list, " and ", data.file,
+      size_t known = 0, moved = 0;
+      for (size_t i = 0; i < names.size(); ++i) {
+        const auto found = std::ranges::find(data.names, lower(names[i]), lower);
+        known += found != data.names.end();
+        moved += found != data.names.end() && found - data.names.begin() != int64_t(i);
+      }
+      check(2 * known <= names.size() || moved == 0, list, " and ", data.file,
             " number the classes in different ways; correct the one that does not belong to the labels");
     }
   for (const fs::path& folder : folders) {
@@ -319,30 +300,24 @@ static Source read_yolo_split(const YoloYaml& data, const std::string& split) {
   const std::vector<std::string> images = yolo_images(data, split, source);
   std::vector<Labels> labels(images.size());
   std::vector<std::string> label_files(images.size());
-  const auto read_labels = [&](bool keypoints) {
-    parallel_for(int64_t(images.size()), [&](int64_t i) {
-      label_files[i] = label_file_of(images[i]);
-      labels[i] = read_yolo_txt(label_files[i], keypoints);
-    });
-  };
-  read_labels(data.keypoints);
-  int64_t long_lines = 0, with_visibility = 0, without_visibility = 0;
+  parallel_for(int64_t(images.size()), [&](int64_t i) {
+    label_files[i] = label_file_of(images[i]);
+    labels[i] = read_yolo_txt(label_files[i], data.keypoints);
+  });
+  size_t long_lines = 0;
+  std::set<size_t> columns;
   for (const Labels& l : labels) {
-    long_lines += l.long_lines;
-    with_visibility += l.with_visibility;
-    without_visibility += l.without_visibility;
+    long_lines += l.long_lines.size();
+    columns.insert(l.long_lines.begin(), l.long_lines.end());
   }
+  check(data.keypoints || long_lines < 5 || columns.size() > 1 || columns.count(9), source.name, ": ",
+        long_lines, " labels have ", columns.empty() ? 0 : *columns.begin(),
+        " columns: are they boxes with keypoints, a score or a track? Add kpt_shape: [NUMBER OF KEYPOINTS, "
+        "2] to a "
+        "data.yaml, or delete the columns after the fifth; of a polygon, repeat the last corner");
   const auto note = [&](const auto&... text) {
     source.notes.push_back(concat("note: ", source.name, ": ", text...));
   };
-  // Keypoints may be outside of the box of an object, and a small polygon may look like keypoints.
-  if (!data.keypoints && 2 * with_visibility > long_lines) {
-    read_labels(/*keypoints=*/true);
-    note(long_lines, " labels are read as class, box and keypoints, and only the boxes are used");
-  } else if (!data.keypoints && 10 * without_visibility > 9 * long_lines) {
-    note("the labels with more than 5 columns are read as polygons; if they are boxes with keypoints, add ",
-         "kpt_shape: [NUMBER OF KEYPOINTS, 2] to data.yaml");
-  }
   std::map<std::string, std::vector<std::string>> images_of;  // by label file
   std::vector<std::string> unlabelled;
   for (size_t i = 0; i < images.size(); ++i) images_of[label_files[i]].push_back(images[i]);
@@ -361,7 +336,6 @@ static Source read_yolo_split(const YoloYaml& data, const std::string& split) {
   }
   if (split != "all" && !data.unused.empty())
     note("folders of no split, which are not used: ", listed(data.unused));
-  check_first_class(source, int64_t(data.names.size()));
   check_label_folders(data, source);
   if (!unlabelled.empty())
     note(unlabelled.size(), " of ", images.size(),

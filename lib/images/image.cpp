@@ -247,7 +247,9 @@ ImageRegion decode_region(std::string_view bytes, const std::string& path, const
 DeepRange deep_range(std::string_view bytes, const std::string& path) {
   const std::string_view head = bytes.substr(0, 2);
   const bool pnm = bytes.size() > 2 && head[0] == 'P' && head[1] >= '2' && head[1] <= '6';
-  if (!pnm && head != "II" && head != "MM" && !(is_png(bytes) && bytes.size() > 24 && bytes[24] == 16))
+  const bool jpeg2000 = bytes.size() > 8 && bytes.substr(4, 4) == "jP  ";
+  if (!pnm && !jpeg2000 && head != "II" && head != "MM" &&
+      !(is_png(bytes) && bytes.size() > 24 && bytes[24] == 16))
     return {};
   cv::Mat image, channel;
   try {
@@ -266,7 +268,7 @@ DeepRange deep_range(std::string_view bytes, const std::string& path) {
     std::nth_element(values.begin(), values.begin() + n, values.end());
     return int(values[n]);
   };
-  const size_t few = values.size() / 1000;
+  const size_t few = values.size() / 100;
   return {nth(few), nth(values.size() - 1 - few)};
 }
 

@@ -72,15 +72,15 @@ inline Image decode_image(std::string_view bytes, const std::string& path) {
   return decode_region(bytes, path, {0, 0, 1 << 20, 1 << 20}, 1).image;
 }
 
-// Range of the values of an image with 16 bits per channel, without the lowest and highest 0.1 %. Empty (low
+// Range of the values of an image with 16 bits per channel, without the lowest and highest 1 %. Empty (low
 // > high) for other images.
 struct DeepRange {
   int low = 1 << 16, high = -1;
   // Returns true for values of 14 bits or less, of which 8 bits show at most 64 levels.
   bool is_narrow() const { return low <= high && high > 0 && high - low < 1 << 14; }
 };
-// Returns the range of a PNG, TIFF or PNM file of 16 bits. Throws ImageError if the pixels are neither of 8
-// nor of 16 bits, which OpenCV decodes as black.
+// Returns the range of a PNG, TIFF, PNM or JPEG 2000 file of 16 bits. Throws ImageError if the pixels are
+// neither of 8 nor of 16 bits, which OpenCV decodes as black.
 DeepRange deep_range(std::string_view bytes, const std::string& path);
 
 // Returns the size of an image after EXIF rotation: that in the header of a JPEG or PNG with its end marker,
