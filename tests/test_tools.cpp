@@ -69,6 +69,8 @@ SHARED_PROGRAM_TEST("tools: with tiles.py, eval and demo find the small objects 
   const double whole = ap("--data data " + weights), merged = ap("--gt data/all.json --dt whole.json");
   CHECK_MESSAGE(merged > whole + 0.1, whole << " " << merged);
   CHECK(ap("--gt data/all.json --dt of_demo.json") == doctest::Approx(merged).epsilon(0.01));
+  REQUIRE(cv::imwrite(dir / "data/images/deep.png", cv::Mat(8, 8, CV_16UC1)));
+  run_script(dir, "cv2", "tiles.py cut data/images deep.json", /*code=*/1);
 }
 
 SHARED_PROGRAM_TEST("tools: merge_coco.py merges a COCO and a YOLO set, renames and ignores classes") {

@@ -29,7 +29,7 @@ def label_file(image):
 def class_names(folder):
     """Returns the class names of a YOLO folder by number: those of a data.yaml or classes.txt above it or in its labels."""
     labels = label_file(folder / "x.jpg").parent
-    for place in (folder, *folder.absolute().parents[:3], labels, labels.parent):
+    for place in (folder, labels, labels.parent, *folder.absolute().parents[:3]):
         if (place / "data.yaml").is_file():
             import yaml  # pip install pyyaml
             names = yaml.safe_load((place / "data.yaml").read_text())["names"]
@@ -41,11 +41,20 @@ def class_names(folder):
     return {}
 
 
-def read_yolo(folder):
+def read_image(path):
+    """Returns an image in BGR, or None. Refuses 16 bits, whose upper 8 alone are black if the values are small."""
     import cv2  # pip install opencv-python-headless
+    pixels = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
+    if pixels is not None and pixels.dtype != "uint8":
+        raise SystemExit(f"error: {path} has 16 bits; convert the images to 8 bits: ./train --dry-run says how")
+    return cv2.imread(str(path))
+
+
+def read_yolo(folder):
+    import cv2
     data, names = {"images": [], "annotations": []}, class_names(folder)
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and cv2.haveImageReader(str(p))):
-        height, width = cv2.imread(str(path)).shape[:2]
+        height, width = read_image(path).shape[:2]
         data["images"].append({"id": len(data["images"]) + 1, "file_name": str(path), "width": width, "height": height})
         for line in filter(str.strip, label_file(path).read_text().splitlines() if label_file(path).exists() else []):
             cls, *v = map(float, line.split())
@@ -59,8 +68,9 @@ def read_yolo(folder):
                                         "category_id": int(cls), "bbox": [x, y, w, h], "area": w * h})
     if data["annotations"] and not names:
         raise SystemExit(f"error: {folder}: no data.yaml or classes.txt names the classes")
-    for number in range(1 + max([*names, *(a["category_id"] for a in data["annotations"])], default=-1)):
-        data.setdefault("categories", []).append({"id": number, "name": names.get(number, str(number))})
+    if unknown := {a["category_id"] for a in data["annotations"]} - names.keys():
+        raise SystemExit(f"error: {folder}: the labels have the classes {sorted(unknown)}, which have no name")
+    data["categories"] = [{"id": number, "name": name} for number, name in names.items()]
     return data
 
 
@@ -69,7 +79,7 @@ def read_data(source, images=None):
     an image id.
     images: folder of the images of a JSON file; None: the usual places."""
     source = pathlib.Path(source)
-    data = read_yolo(source) if source.is_dir() else json.loads(source.read_text())
+    data = read_yolo(source) if source.is_dir() else json.loads(source.read_text("utf-8-sig"))
     if not source.is_dir():
         folder = pathlib.Path(images) if images else image_folder(source, data["images"][0]["file_name"])
         for image in data["images"]:

@@ -15,7 +15,7 @@ import argparse, json, math, pathlib
 
 import cv2, numpy
 
-from read_data import read_data
+from read_data import read_data, read_image
 
 
 def starts(length, side, overlap):
@@ -28,7 +28,7 @@ def cut(args):
     data, folder, tiles, objects = read_data(args.data, args.images), args.out.with_suffix(""), [], []
     folder.mkdir(parents=True, exist_ok=True)
     for image in data["images"]:
-        path, pixels = pathlib.Path(image["file_name"]), cv2.imread(image["file_name"])
+        path, pixels = pathlib.Path(image["file_name"]), read_image(image["file_name"])
         if pixels is None:
             print(f"warning: {path} cannot be read and is left out")
             continue
