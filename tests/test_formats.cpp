@@ -499,18 +499,18 @@ TEST_CASE("formats: control characters in class names and problems are escaped")
 }
 
 TEST_CASE("formats: YOLO labels with keypoints need kpt_shape; polygons and corners of boxes do not") {
-  const std::string box = "0 0.5 0.5 0.5 0.5", whole = "a.txt:1 class 0 [0.25 0.25 0.5 0.5]";
+  const std::string box = "0 0.5 0.5 0.5 0.5", whole = "a.txt:1 class 0 [0.25 0.25 0.5 0.5]",
+                    three = "0 .1 .1 .9 .1 .9 .9", of_three = "a.txt:1 class 0 [0.1 0.1 0.8 0.8]";
   const auto ten = [](const std::string& label) { return yolo(Names(10, label)); };
   Files pose = ten(box + " 0.1 0.1 2 0.2 0.2 2"), null = pose;
   pose[0].second += "kpt_shape: [2, 3]\n";
   null[0].second += "kpt_shape:\n";
-  Names polygons(9, "0 .1 .1 .9 .1 .9 .9\n");
-  polygons.push_back("0 .1 .1 .9 .1 .9 .9 .1 .9 .1 .5\n");
   check_rows(
       {{"kpt_shape", pose, {whole, "!cannot"}},
        {"without a value", null, {"10 labels have 11 columns: are they boxes with keypoints"}},
        {"a score and a track", ten(box + " 0.93 1"), {"error: ", "10 labels have 7 columns", "kpt_shape: ["}},
-       {"polygons", yolo(polygons), {"a.txt:1 class 0 [0.1 0.1 0.8 0.8]"}},
+       {"polygons", yolo({three, three, three, three, three + " .1 .9 .1 .5"}), {of_three}},
+       {"closed polygons", ten(three + " .1 .9 .1 .1"), {of_three}},
        {"corners of a box", ten(box + " 0.4 0.4 0.6 0.4"), {"!" + whole, "!error"}}});
 }
 

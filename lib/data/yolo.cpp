@@ -221,7 +221,8 @@ Labels read_yolo_txt(const std::string& path, bool keypoints) {
       numbers = numbers && value && std::abs(*value) < 1e6;  // a class id or a fraction of the image size
       v.push_back(value.value_or(0));
     }
-    if (numbers && v.size() > 5) labels.long_lines.push_back(v.size());
+    const bool closed = v.size() > 7 && v[1] == v[v.size() - 2] && v[2] == v.back();  // a polygon
+    if (numbers && v.size() > 5 && !closed) labels.long_lines.push_back(v.size());
     if (keypoints && v.size() > 5) v.resize(5);
     const bool box = v.size() == 5, outline = v.size() >= 7 && v.size() % 2 == 1;
     const bool whole = v[0] == std::floor(v[0]) && std::abs(v[0]) < 1e15;
@@ -304,17 +305,15 @@ static Source read_yolo_split(const YoloYaml& data, const std::string& split) {
     label_files[i] = label_file_of(images[i]);
     labels[i] = read_yolo_txt(label_files[i], data.keypoints);
   });
-  size_t long_lines = 0;
-  std::set<size_t> columns;
-  for (const Labels& l : labels) {
-    long_lines += l.long_lines.size();
-    columns.insert(l.long_lines.begin(), l.long_lines.end());
-  }
-  check(data.keypoints || long_lines < 5 || columns.size() > 1 || columns.count(9), source.name, ": ",
-        long_lines, " labels have ", columns.empty() ? 0 : *columns.begin(),
-        " columns: are they boxes with keypoints, a score or a track? Add kpt_shape: [NUMBER OF KEYPOINTS, "
-        "2] to a "
-        "data.yaml, or delete the columns after the fifth; of a polygon, repeat the last corner");
+  std::multiset<size_t>
+      columns;  // polygons have different numbers, but for the four corners of rotated boxes
+  for (const Labels& l : labels) columns.insert(l.long_lines.begin(), l.long_lines.end());
+  check(
+      data.keypoints || columns.size() < 5 || *columns.begin() != *columns.rbegin() || columns.count(9),
+      source.name, ": ", columns.size(), " labels have ", columns.empty() ? 0 : *columns.begin(),
+      " columns: are they boxes with keypoints, a score or a track? Add kpt_shape: [NUMBER OF KEYPOINTS, 2] "
+      "to a data.yaml, or delete the columns after the fifth; of a polygon, repeat the first corner at its "
+      "end");
   const auto note = [&](const auto&... text) {
     source.notes.push_back(concat("note: ", source.name, ": ", text...));
   };
