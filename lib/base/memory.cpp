@@ -45,8 +45,9 @@ double peak_bytes() { return 1024 * number("/proc/self/status", "VmHWM:", 0); }
 
 void keep_freed_memory() {
   rlimit space;
-  if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) return;
-  mallopt(M_MMAP_MAX, 0);
+  const bool limited = getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY;
+  mallopt(limited ? M_MMAP_THRESHOLD : M_MMAP_MAX, limited ? 1 << 20 : 0);
+  if (limited) return;
   mallopt(M_TOP_PAD, 64 << 20);
   mallopt(M_TRIM_THRESHOLD, -1);
 }

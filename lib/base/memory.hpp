@@ -28,9 +28,9 @@ double peak_bytes();
 inline void reset_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
 // Makes malloc keep freed memory for the next step instead of returning it to the system, because a page
-// fault for each 4 kB costs up to a quarter of a step on the CPU. Does nothing if the address space is
-// limited (ulimit -v), because kept blocks do not fit every request. Call it before the first large
-// allocation.
+// fault for each 4 kB costs up to a quarter of a step on the CPU. If the address space is limited (ulimit
+// -v), returns large blocks at once, because kept ones do not fit every request. Call it before the first
+// large allocation.
 void keep_freed_memory();
 // Returns the freed memory to the system once.
 void return_freed_memory();
