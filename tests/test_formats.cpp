@@ -1054,14 +1054,13 @@ more columns | data.yaml(train: images;names: [a];) images/a.jpg labels/a.txt(0 
 
 TEST_CASE("formats: images whose 16 bits have few values are refused with a command that converts them") {
   const std::string table = R"(
-12 bits | images/a.png(@64x48 0-4095) images/b.png(@64x48 16-900) LABELS
+12 bits, and one of 16 | images/a.png(@64x48 0-4095) images/b.png(@64x48 16-900) images/c.png(@64x48 0-60000) LABELS
  | error: DIR/data.yaml (train): REFUSED 0 to 4095 of 65535, such as DIR/images/b.png
  | imread(f, -1) | - 0) * (255 / 4095)) | if i.dtype == 'uint16']" DIR/images/*.png
 14 bits of a thermal camera | images/a.png(@64x48 7000-7900) images/b.png(@64x48 7100-8020) LABELS
  | REFUSED 7000 to 8020 | - 7000) * (255 / 1020)
 TIFF | images/a.tiff(@64x48 22000-24040) images/b.tiff(@64x48 22000-22001) LABELS | REFUSED 22000 to 24040
 PGM | images/a.pgm(@64x48 0-255) images/b.pgm(@64x48 0-255) LABELS | REFUSED 0 to 255
-most of them | images/a.png(@64x48 0-4095) images/b.png(@64x48 0-4095) images/c.png(@64x48 0-60000) LABELS | REFUSED 0 to 4095
 one value | images/a.png(@64x48 300-300) images/b.png(@64x48 300-300) LABELS | REFUSED 300 to 300
 train and val, and an image of 8 bits | train/a.png(@64x48 0-4095) val/b.png(@64x48 0-900) val/c.png(@64x48) classes.txt(cat)
  train/a.txt(#0) val/b.txt(#0) | REFUSED 0 to 4095 | if i.dtype == 'uint16']" DIR/train/*.png DIR/val/*.png

@@ -140,6 +140,7 @@ GPU_TEST("gpu: a step that reads a result on the host is not recorded, and train
     const StepMetrics one = plain(a.next(), lr_of(i)), two = t(b.next(), lr_of(i));
     CHECK(std::abs(two.total / one.total - 1) < 1e-3);
   }
+  CHECK_FALSE(t.steps->graphs.is_on());
   const std::string log = contents(t.folder / "log.txt");
   CHECK_HAS(log, "captur");
   CHECK(log.find("without the CUDA graphs") == log.rfind("without the CUDA graphs"));

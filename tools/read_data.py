@@ -44,10 +44,10 @@ def class_names(folder):
 def read_image(path):
     """Returns an image in BGR, or None. Refuses 16 bits, whose upper 8 alone are black if the values are small."""
     import cv2  # pip install opencv-python-headless
-    pixels = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
+    pixels = cv2.imread(str(path), cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH)
     if pixels is not None and pixels.dtype != "uint8":
         raise SystemExit(f"error: {path} has 16 bits; convert the images to 8 bits: ./train --dry-run says how")
-    return cv2.imread(str(path))
+    return pixels
 
 
 def read_yolo(folder):

@@ -83,6 +83,8 @@ static GenericDict weights_without_ema(const c10::IValue& file, const std::strin
 LoadedModel load_model(const std::string& given, const std::string& model, const std::string& preproc,
                        torch::Device device, bool ema) {
   const std::string path = find_weights_file(given);
+  usage_check(preproc == "auto" || preproc == "bgr" || preproc == "imagenet" || preproc == "legacy",
+              "--preproc must be auto, bgr, imagenet or legacy, got '", preproc, "'");
   const auto file = read_pth(path);
   const auto weights = ema ? find_weights(file, path) : weights_without_ema(file, path);
   LoadedModel loaded;

@@ -212,10 +212,10 @@ std::set<std::string> read_json_lists(std::string text, const std::string& path,
 
 }  // namespace
 
-void turn(CocoAnnotation& a, double degrees) {
-  const double cosine = std::abs(std::cos(degrees * M_PI / 180)),
-               sine = std::abs(std::sin(degrees * M_PI / 180)), w = a.w * cosine + a.h * sine,
-               h = a.w * sine + a.h * cosine;
+// Gives an annotation the upright box around its box, which is turned by degrees about its centre (CVAT).
+static void turn(CocoAnnotation& a, double degrees) {
+  const double angle = degrees * M_PI / 180, cosine = std::abs(std::cos(angle)),
+               sine = std::abs(std::sin(angle)), w = a.w * cosine + a.h * sine, h = a.w * sine + a.h * cosine;
   a.x += (a.w - w) / 2;
   a.y += (a.h - h) / 2;
   a.w = w;

@@ -49,8 +49,6 @@ struct CocoAnnotation {
 inline auto identity(const CocoAnnotation& a) {
   return std::tuple(a.image_id, a.category_id, a.x, a.y, a.w, a.h, a.crowd);
 }
-// Gives an annotation the upright box around its box, which is turned by degrees about its centre (CVAT).
-void turn(CocoAnnotation& a, double degrees);
 struct CocoDataset {
   std::vector<CocoImage> images;            // in file order, with unique ids
   std::vector<CocoCategory> categories;     // sorted by id, with unique ids; the position is the class id

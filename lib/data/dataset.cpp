@@ -167,17 +167,15 @@ static bool repeats(const CocoAnnotation& a, const AddedBoxes& earlier) {
 // Throws if the labels number the classes from 1 and the categories from 0, or the other way round.
 static void check_class_ids(const Source& source, const std::unordered_map<int64_t, size_t>& class_of) {
   const auto& boxes = source.coco.annotations;
-  const auto fits = [&](int64_t shift) {
-    return std::ranges::all_of(boxes,
-                               [&](const auto& a) { return class_of.count(a.category_id + shift) > 0; });
+  const auto known = [&](int64_t shift) {
+    return [&, shift](const CocoAnnotation& a) { return class_of.count(a.category_id + shift) > 0; };
   };
-  const auto unknown =
-      std::ranges::find_if(boxes, [&](const auto& a) { return !class_of.count(a.category_id); });
-  if (unknown == boxes.end() || (!fits(1) && !fits(-1))) return;
+  const auto unknown = std::ranges::find_if_not(boxes, known(0));
+  const bool add = unknown != boxes.end() && std::ranges::all_of(boxes, known(1));
+  if (unknown == boxes.end() || (!add && !std::ranges::all_of(boxes, known(-1)))) return;
   fail(source.name, ": the classes of the labels are off by one: there is no class ", unknown->category_id,
-       ", as in ", source.where(unknown - boxes.begin()), ", but each one ", fits(1) ? "above" : "below",
-       "; YOLO numbers the names from 0, COCO by the ids of the categories: ",
-       fits(1) ? "add 1 to" : "subtract 1 from", " each class of the labels");
+       ", as in ", source.where(unknown - boxes.begin()), ", but each one ", add ? "above" : "below",
+       "; YOLO numbers the names from 0: ", add ? "add 1 to" : "subtract 1 from", " each class");
 }
 
 // Adds the usable boxes of source.coco to their records, and the others to the problems. Makes pixels of

@@ -355,7 +355,8 @@ std::string lower(std::string text) {
   return text;
 }
 
-static const std::set<std::string> kSystemFolders = {"lost+found", "__MACOSX", "@eaDir", "#recycle"};
+static const std::set<std::string> kSystemFolders = {"lost+found", "__MACOSX",     "@eaDir",  "#recycle",
+                                                     "#snapshot",  "$RECYCLE.BIN", "@Recycle"};
 
 std::vector<std::string> files_under(const fs::path& folder, std::vector<std::string>& notes) {
   std::vector<std::string> files, skipped;

@@ -305,15 +305,17 @@ static Source read_yolo_split(const YoloYaml& data, const std::string& split) {
     label_files[i] = label_file_of(images[i]);
     labels[i] = read_yolo_txt(label_files[i], data.keypoints);
   });
-  std::multiset<size_t>
-      columns;  // polygons have different numbers, but for the four corners of rotated boxes
-  for (const Labels& l : labels) columns.insert(l.long_lines.begin(), l.long_lines.end());
-  check(
-      data.keypoints || columns.size() < 5 || *columns.begin() != *columns.rbegin() || columns.count(9),
-      source.name, ": ", columns.size(), " labels have ", columns.empty() ? 0 : *columns.begin(),
-      " columns: are they boxes with keypoints, a score or a track? Add kpt_shape: [NUMBER OF KEYPOINTS, 2] "
-      "to a data.yaml, or delete the columns after the fifth; of a polygon, repeat the first corner at its "
-      "end");
+  size_t lines = 0;  // with more columns than a box; those of polygons differ, but for corners of boxes
+  std::set<size_t> columns;
+  for (const Labels& l : labels) {
+    lines += l.long_lines.size();
+    columns.insert(l.long_lines.begin(), l.long_lines.end());
+  }
+  check(data.keypoints || lines < 5 || columns.size() > 1 || columns.count(9), source.name, ": ", lines,
+        " labels have ", columns.empty() ? 0 : *columns.begin(),
+        " columns: are they boxes with keypoints, a ",
+        "score or a track? Add kpt_shape: [NUMBER OF KEYPOINTS, 2] to a data.yaml, or delete the columns ",
+        "after the fifth; of a polygon, repeat the first corner at its end");
   const auto note = [&](const auto&... text) {
     source.notes.push_back(concat("note: ", source.name, ": ", text...));
   };

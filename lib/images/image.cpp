@@ -247,10 +247,8 @@ ImageRegion decode_region(std::string_view bytes, const std::string& path, const
 DeepRange deep_range(std::string_view bytes, const std::string& path) {
   const std::string_view head = bytes.substr(0, 2);
   const bool pnm = bytes.size() > 2 && head[0] == 'P' && head[1] >= '2' && head[1] <= '6';
-  const bool jpeg2000 = bytes.size() > 8 && bytes.substr(4, 4) == "jP  ";
-  if (!pnm && !jpeg2000 && head != "II" && head != "MM" &&
-      !(is_png(bytes) && bytes.size() > 24 && bytes[24] == 16))
-    return {};
+  const bool jpeg2000 = bytes.substr(0, 8).find("jP  ") == 4, png = is_png(bytes) && bytes.size() > 24;
+  if (!pnm && !jpeg2000 && head != "II" && head != "MM" && !(png && bytes[24] == 16)) return {};
   cv::Mat image, channel;
   try {
     image = cv::imdecode(cv::Mat(1, int(bytes.size()), CV_8U, const_cast<char*>(bytes.data())),
@@ -259,17 +257,17 @@ DeepRange deep_range(std::string_view bytes, const std::string& path) {
   if (image.empty() || image.depth() == CV_8U) return {};
   check_image(image.depth() == CV_16U, path, " has pixels of the type ", cv::typeToString(image.type()),
               ", which cannot be read; convert it to 8 bits");
-  std::vector<uint16_t> values;
-  for (int c = 0; c < std::min(3, image.channels()); ++c) {  // without alpha
+  std::vector<int64_t> counts(1 << 16);
+  const int colours = std::min(3, image.channels());  // without alpha
+  for (int c = 0; c < colours; ++c) {
     cv::extractChannel(image, channel, c);
-    values.insert(values.end(), channel.begin<uint16_t>(), channel.end<uint16_t>());
+    for (const uint16_t value : cv::Mat_<uint16_t>(channel)) ++counts[value];
   }
-  const auto nth = [&](size_t n) {
-    std::nth_element(values.begin(), values.begin() + n, values.end());
-    return int(values[n]);
-  };
-  const size_t few = values.size() / 100;
-  return {nth(few), nth(values.size() - 1 - few)};
+  const int64_t few = int64_t(image.total()) * colours / 100;
+  DeepRange range{0, (1 << 16) - 1};
+  for (int64_t left = few - counts[range.low]; left >= 0; left -= counts[range.low]) ++range.low;
+  for (int64_t left = few - counts[range.high]; left >= 0; left -= counts[range.high]) --range.high;
+  return range;
 }
 
 cv::Size image_size(const std::string& path, DeepRange* deep) {
